@@ -127,7 +127,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize("typed", WRONG, ids=lambda typed: " ".join(typed).encode("ascii", "replace").decode())
-def test_wrong_user_inputs_end_with_one_line(
+def test_what_a_user_may_get_wrong(
     typed: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_engine(*_: object) -> None:

@@ -81,7 +81,7 @@ def test_a_value_of_the_variable_that_means_nothing_is_an_error(monkeypatch: pyt
         why_missing()
 
 
-def test_without_extension_parsers_and_grammars_are_missing(hidden: None) -> None:
+def test_no_parser_and_no_grammar_is_there(hidden: None) -> None:
     assert (tool_call_parsers(), reasoning_parsers()) == (["auto"], ["auto", "none"])
     assert thinking("auto", "<think>") is None
     with pytest.raises(ParamError, match="needs the extension"):

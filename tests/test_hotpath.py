@@ -41,7 +41,7 @@ def test_a_prefix_is_found_locked_and_evicted() -> None:
     cache.check_integrity()
 
 
-def test_pages_of_cached_tokens_stay_with_the_caller() -> None:
+def test_pages_stay_with_whoever_brings_what_is_cached_already() -> None:
     cache = RadixCacheManager(4)
     first, second = cache.take(2), cache.take(2)
     cache.insert_prefix([7, 8], first)
@@ -93,7 +93,7 @@ def test_a_page_that_nobody_took_changes_nothing() -> None:
     cache.check_integrity()
 
 
-def test_plan_ends_at_candidates_with_shared_cached_pages() -> None:
+def test_candidates_that_share_what_is_cached_end_the_plan() -> None:
     row = (44, 0, 10, 10, 10, 0, False, 8)
     plan = hotpath.prefill_admission_plan([row, row], budget=200, available=20, page_size=4)
     assert [one[0] for one in plan] == [4, 0] and plan[1][-1] > 0

@@ -68,7 +68,7 @@ def test_a_call_that_is_cut_short_leaves_an_empty_engine(llm: LLM) -> None:
     assert len(llm.generate(PROMPTS, SamplingParams(max_tokens=3), progress=False)) == 3
 
 
-def test_automatic_ranks_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_automatic_ranks_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     with LLM("none", engine="echo", num_pages=64, tp="auto") as llm:
         assert llm.generate("hello", SamplingParams(max_tokens=1), progress=False)[0].token_ids
     assert capsys.readouterr().err.count("--tp auto: 1: --engine echo computes in one process") == 1

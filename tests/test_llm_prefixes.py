@@ -64,7 +64,7 @@ def test_the_cache_is_emptied(llm: LLM) -> None:
     assert llm.clear_cache() >= 5
 
 
-def test_prefix_that_cannot_be_cached_is_rejected(llm: LLM) -> None:
+def test_what_cannot_be_kept_is_refused_with_a_reason(llm: LLM) -> None:
     for prefix, reason in (
         ("abc", "at least 4"),
         ("", "at least one token"),
@@ -80,7 +80,7 @@ def test_prefix_that_cannot_be_cached_is_rejected(llm: LLM) -> None:
     llm.remove_prefix(llm.insert_prefix([2] * 100))
 
 
-def test_warm_prefixes_are_computed_at_load(tmp_path: Path) -> None:
+def test_some_are_computed_while_it_loads(tmp_path: Path) -> None:
     file = tmp_path / "prefix.txt"
     file.write_text("out of a file, as it stands", encoding="utf-8")
     with load(warm_prefixes=[SYSTEM, f"@{file}"]) as llm:
@@ -104,6 +104,6 @@ def test_budgets() -> None:
             load(**{name: value})
 
 
-def test_naive_cache_stores_no_prefix() -> None:
+def test_without_a_cache_nothing_is_kept() -> None:
     with load(cache="naive") as llm, pytest.raises(ParamError, match="naive"):
         llm.insert_prefix(SYSTEM)

@@ -56,7 +56,7 @@ def test_other_values_are_refused(value: str) -> None:
         LLM("none", engine="echo", speculative=value)
 
 
-def test_speculation_needs_more_rows_than_drafts() -> None:
+def test_there_must_be_rows_for_it() -> None:
     with pytest.raises(ConfigError, match="--max-running-requests must be above 8"):
         LLM("none", engine="echo", speculative="ngram:8", max_running_requests=8)
 

@@ -26,7 +26,7 @@ def made(key: Ed25519PrivateKey | None = KEY, **sampling: Any) -> Receipt:
     return receipt.make(MODEL, NUMERICS, params, [1, 2, 3], [4, 5], "stop", "d" * 64, key)
 
 
-def test_receipt_ignores_choice_and_adapter_ids() -> None:
+def test_it_says_the_same_whoever_numbers_choices_and_adapters() -> None:
     assert made() == made(logprobs=3, adapter=2)
     assert made().sha256 == made(None).sha256 and made(None).signature is None
     assert receipt.parse(msgspec.json.encode(made(logit_bias={5: 1.5}))).sampling.logit_bias == {5: 1.5}
@@ -89,12 +89,12 @@ def test_base64_has_one_form_of_a_signature() -> None:
         receipt.parse(msgspec.json.encode(msgspec.structs.replace(found, signature=f"{found.signature[:-3]}{other}==")))
 
 
-def test_signer_depends_on_the_key() -> None:
+def test_who_signs_with_another_key_is_another_signer() -> None:
     other = receipt.parse(msgspec.json.encode(made(Ed25519PrivateKey.generate())))
     assert other.sha256 == made().sha256 and other.signer != made().signer
 
 
-def test_receipt_omits_default_parameters() -> None:
+def test_what_is_the_default_is_not_said() -> None:
     """An object of its own would be: whoever asks for it gets the receipt of who does not."""
     default = float("1")
     assert msgspec.json.encode(made(top_p=default, frequency_penalty=0.0 * default)) == msgspec.json.encode(made())
@@ -124,7 +124,7 @@ def test_a_field_is_there_once_and_the_form_has_a_number() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"{}", b"\xff", b'{"receipt": 2}', b'{"receipt": 1, "minisgl": 5}', b"[" * 10**5]
 )
-def test_invalid_receipt_is_rejected(data: bytes) -> None:
+def test_what_is_no_receipt(data: bytes) -> None:
     with pytest.raises(ConfigError, match="receipt: "):
         receipt.parse(data)
 
