@@ -110,7 +110,7 @@ def make(
         minisgl=own_version(),
         model=model,
         numerics=numerics,
-        sampling=_of_one_answer(sampling),
+        sampling=_plain_sampling(sampling),
         prompt=Tokens.of(prompt),
         answer=Tokens.of(answer),
         finish_reason=finish_reason,
@@ -125,14 +125,14 @@ def make(
     return msgspec.structs.replace(receipt, signer=signer, signature=signature)
 
 
-def _of_one_answer(sampling: SamplingParams) -> SamplingParams:
+def _plain_sampling(sampling: SamplingParams) -> SamplingParams:
     """Return `sampling` without fields that change no token, differ by server, or have their default value."""
     bare = msgspec.structs.replace(sampling, n=1, adapter=0, logprobs=None, prompt_logprobs=None, embedding=None)
     fields = msgspec.structs.asdict(bare)
     return SamplingParams(**{name: value for name, value in fields.items() if value != getattr(_PLAIN, name)})
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a dictionary of pairs. Raises `ValueError` for a repeated name: readers differ in which one counts."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
@@ -141,7 +141,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _check_known(given: dict[str, Any], kind: type[msgspec.Struct], place: str) -> None:
+def _check_fields(given: dict[str, Any], kind: type[msgspec.Struct], place: str) -> None:
     """Raise `ConfigError` for a field that `kind`, or a struct in it, does not have. `place`: the path before it."""
     kinds = get_type_hints(kind)
     for name, value in given.items():
@@ -149,7 +149,7 @@ def _check_known(given: dict[str, Any], kind: type[msgspec.Struct], place: str) 
             raise ConfigError(f"receipt: {place}{name}: is no field of a receipt, so no signature covers it")
         inner = kinds.get(name)
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            _check_known(value, inner, f"{place}{name}.")
+            _check_fields(value, inner, f"{place}{name}.")
 
 
 def parse(data: bytes) -> Receipt:
@@ -157,12 +157,12 @@ def parse(data: bytes) -> Receipt:
     unknown (and so unsigned) field, or a field that was changed."""
     try:
         receipt = msgspec.json.decode(data, type=Receipt)
-        given = json.loads(data, object_pairs_hook=_once)
+        given = json.loads(data, object_pairs_hook=_unique_fields)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConfigError(f"receipt: {error}") from error
     if "receipt" not in given:
         raise ConfigError("receipt: the field receipt, the version of the format, is missing")
-    _check_known(given, Receipt, "")
+    _check_fields(given, Receipt, "")
     digest = receipt.digest()
     if receipt.sha256 != digest.hex():
         raise ConfigError(f"receipt: sha256: does not match the fields' digest, {digest.hex()}: they were changed")
@@ -175,7 +175,7 @@ def parse(data: bytes) -> Receipt:
     ):
         raise ConfigError("receipt: signature: does not match the signer and the fields")
     try:
-        if receipt.sampling.check() != _of_one_answer(receipt.sampling):
+        if receipt.sampling.check() != _plain_sampling(receipt.sampling):
             raise ConfigError("receipt: sampling: has fields that a receipt of one answer has not")
     except ParamError as error:
         raise ConfigError(f"receipt: sampling: {error}") from error
@@ -187,13 +187,13 @@ def _is_signed(digest: bytes, signer: str, signature: str) -> bool:
     from cryptography.exceptions import InvalidSignature
 
     try:
-        _public_key(_bytes_of(signer)).verify(_bytes_of(signature), digest)
+        _public_key(_decode_base64(signer)).verify(_decode_base64(signature), digest)
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
-def _bytes_of(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     """Decode base64. Raises `ValueError` unless `text` is canonical (unused bits are 0)."""
     data = base64.b64decode(text, validate=True)
     if base64.b64encode(data).decode() != text:
@@ -249,7 +249,7 @@ def weights_digest(config: EngineConfig) -> str:
         return text_digest(f"{config.engine} {'' if config.engine == 'echo' else config.model} {config.seed}")
     path = find_model(config.model, _say_nothing, source=config.model_source, revision=config.revision)
     try:
-        return _remembered(_rust.gguf_parts(path) if path.is_file() else weight_files(path))
+        return _cached_digest(_rust.gguf_parts(path) if path.is_file() else weight_files(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{config.model}: {error}") from error
 
@@ -257,12 +257,12 @@ def weights_digest(config: EngineConfig) -> str:
 def folder_digest(folder: str) -> str:
     """Return the digest of a LoRA adapter's folder (its .safetensors and .json files). Raises `ConfigError`."""
     try:
-        return _remembered(sorted(one for one in Path(folder).iterdir() if one.suffix in (".safetensors", ".json")))
+        return _cached_digest(sorted(one for one in Path(folder).iterdir() if one.suffix in (".safetensors", ".json")))
     except OSError as error:
         raise ConfigError(f"{folder}: {error}") from error
 
 
-def _remembered(files: Sequence[Path]) -> str:
+def _cached_digest(files: Sequence[Path]) -> str:
     from minisgl.engine.page_store import digest_of
 
     return digest_of(files, envs.cache_dir() / "digests").hex()

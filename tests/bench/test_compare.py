@@ -95,7 +95,7 @@ def test_variants_take_turns_on_the_same_prompts(
     assert json.loads((tmp_path / "raw.json").read_text())["result"] == found
 
 
-def test_who_cannot_start_or_breaks_is_listed_with_the_reason(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_variants_are_listed_with_the_reason(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["compare", "--json", *SMALL, "--variants", "a", "gone", "breaks"]) == 1
     printed = capsys.readouterr().out
     found = json.loads(printed.splitlines()[-1])

@@ -15,5 +15,5 @@ def test_agreement_is_the_share_before_the_first_difference() -> None:
     assert agreement({"ours": [], "theirs": []}) is None
 
 
-def test_one_round_has_no_interval() -> None:
+def test_single_round_has_no_interval() -> None:
     assert cell([12.0, None, None]) == "12.0" and cell([12.0, 11.0, 13.5]) == "12.0 [11.0, 13.5]" and cell(None) is None

@@ -34,7 +34,7 @@ def test_reasons(variant: str, changes: dict[str, object], reason: str) -> None:
         pass
 
 
-def test_what_a_variant_started_goes_with_it() -> None:
+def test_processes_of_a_variant_end_with_it() -> None:
     """A server of many processes, whose first one leaves the others."""
     with compare_variants.Child(("sh", "-c", "sleep 600 & echo '{\"pid\":' $! '}'; wait")) as child:
         pid = child.line(WAIT_S)["pid"]

@@ -188,7 +188,7 @@ def test_an_answer_that_does_not_come_is_a_failure_and_its_connection_is_not_use
     pytest.fail("the second is never answered")
 
 
-def test_nobody_there() -> None:
+def test_load_on_a_missing_server_is_counted_as_failed() -> None:
     with socket.socket() as silent:  # it has the port, and does not listen
         silent.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
@@ -226,7 +226,7 @@ def test_a_closed_loop_has_as_many_in_flight_as_clients() -> None:
     assert int(np.isnan(result["connected"]).sum()) == 8  # over a connection that was there
 
 
-def test_without_keep_alive_each_request_has_its_connection() -> None:
+def test_each_request_has_its_connection_without_keep_alive() -> None:
     result = send(in_pieces(GOOD), count=6, concurrency=2, keep_alive=False)
     assert result["connections"] == 6
     assert not np.isnan(result["connected"]).any()
@@ -290,7 +290,7 @@ def test_bodies_come_round_again() -> None:
         assert server.requests == [b"a", b"b", b"a", b"b", b"a"]
 
 
-def test_progress_is_told() -> None:
+def test_load_reports_progress() -> None:
     told: list[tuple[int, int, int, int]] = []
     result = send(in_pieces(GOOD), count=3, progress=lambda *counts: told.append(counts))
     assert told[-1] == (3, 0, 0, int(result["text_events"].sum()))

@@ -71,7 +71,7 @@ def test_each_point_of_each_round(tmp_path: Path) -> None:
         (("--beside", "nowhere"), "--beside nowhere: no such folder"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(flags: tuple[str, ...], says: str) -> None:
+def test_invalid_points_are_rejected(flags: tuple[str, ...], says: str) -> None:
     done = bench(*flags)
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
 

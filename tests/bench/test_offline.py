@@ -54,7 +54,7 @@ def test_variants_with_different_tokens_fail(
     [(["--repeats", "0"], "--repeats 0"), (["--input-len", "9", "3"], "--input-len 9 3"),
      (["--num-sequences", "-1"], "--num-sequences -1"), (["--output-len", "0", "3"], "--output-len 0 3")],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_workloads_are_rejected(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "offline", "--engine", "echo", *flags]) == 2
     assert said in capsys.readouterr().err
 
@@ -72,7 +72,7 @@ def test_the_size_goes_by_the_engine() -> None:
     assert both(size="small").job().num_sequences == 16
 
 
-def test_who_goes_first_alternates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_of_variants_alternates(monkeypatch: pytest.MonkeyPatch) -> None:
     real, order = run_job(JOB), []
 
     def run(job: OfflineJob, control_plane: str) -> dict[str, Any]:

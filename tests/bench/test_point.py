@@ -50,7 +50,7 @@ def test_a_failed_request_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--rate", "-1"], "--rate"),
     ],
 )
-def test_what_is_no_load_is_refused(flags: list[str], said: str) -> None:
+def test_invalid_loads_are_rejected(flags: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         point_from(flags)
 

@@ -30,7 +30,7 @@ def test_children_count() -> None:
     assert used.rss_bytes is not None and used.rss_bytes > 200 << 20
 
 
-def test_of_nobody() -> None:
+def test_usage_without_a_process_is_unknown() -> None:
     with Usage(None) as used:
         pass
     assert used.cpu_s is None and used.rss_bytes is None

@@ -36,7 +36,7 @@ def reference(config: ControlPlaneConfig) -> ReferenceControlPlane:
         cases.blocked_line("srpf"),
     ],
 )
-def test_one_time_per_step(case: cases.Case) -> None:
+def test_each_timed_step_has_one_time(case: cases.Case) -> None:
     times = case(reference, 4)
     assert len(times) == 4 and min(times) > 0
 
@@ -71,7 +71,7 @@ def test_a_missed_bar_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([*COMMAND, "--backend", "python", "--case", "decode_1"]) == 0
 
 
-def test_without_the_extension_one_line_says_so(
+def test_missing_extension_ends_with_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "minisgl._rust", None)

@@ -102,7 +102,7 @@ def test_an_answer_without_text_has_no_time_to_its_first_token() -> None:
     assert of(Slo(ttft_ms=1e9), first=np.array([NAN, 1.6, NAN]))["goodput"]["good"] == 1
 
 
-def test_what_a_token_costs_the_server() -> None:
+def test_server_cpu_time_per_token() -> None:
     measured = Measured(result(), cpu_s={"http": 0.016, "engine": 0.032}, rss_bytes={"http": 2**20, "engine": 2**21})
     found = figures(measured, Slo())["server"]
     assert found["cpu_us_per_token"] == pytest.approx({"http": 1000, "engine": 2000, "all": 3000})

@@ -47,9 +47,7 @@ def a_program(folder: Path, body: str) -> Path:
         ("import os, sys\nopen(os.environ['SEGMENTS'] + '/segment', 'w')", "shared memory segment"),
     ],
 )  # fmt: skip
-def test_what_is_left_behind_is_named_and_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, left: str
-) -> None:
+def test_leftovers_are_named_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, left: str) -> None:
     segments = tmp_path / "segments"
     segments.mkdir()
     monkeypatch.setattr(server_process, "SHARED_MEMORY", segments)

@@ -25,7 +25,7 @@ def test_an_interval_by_hand() -> None:
     assert (found.estimate, found.low, found.high) == pytest.approx((3, 3 - half, 3 + half))
 
 
-def test_one_sample_cannot_tell() -> None:
+def test_single_sample_has_infinite_bounds() -> None:
     found = paired_difference([1.0], [2.0])
     assert found.difference.low == -math.inf and not found.difference.excludes_zero
 

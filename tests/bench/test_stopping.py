@@ -103,7 +103,7 @@ COMMANDS: dict[str, tuple[Run, int, int]] = {
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_was_measured_is_kept(
+def test_measurements_before_a_stop_are_kept(
     command: str,
     number: signal.Signals,
     monkeypatch: pytest.MonkeyPatch,

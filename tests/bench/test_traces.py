@@ -80,7 +80,7 @@ def test_reading_qwen(tmp_path: Path) -> None:
         ("anything", "line 1: no TIMESTAMP"),
     ],
 )
-def test_what_is_no_trace_is_refused_with_its_line_and_the_reason(tmp_path: Path, text: str, reason: str) -> None:
+def test_invalid_traces_are_rejected_with_line_and_reason(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "x.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=f"trace .*x.jsonl: {reason}"):
         read_trace(str(tmp_path / "x.jsonl"))

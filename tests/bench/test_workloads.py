@@ -68,7 +68,7 @@ def test_prompts_are_as_long_as_they_say(name: str) -> None:
         assert body["max_tokens"] == one.output_len
 
 
-def test_given_lengths_are_kept() -> None:
+def test_given_lengths_are_used() -> None:
     for made in make_workload(
         "random", WorkloadSettings(num_requests=50, input_len=(7, 9), output_len=(3, 3))
     ).requests:
@@ -143,7 +143,7 @@ def test_a_file_is_a_workload_by_what_is_in_it(tmp_path: Path) -> None:
     assert texts[0].split()[:12] == texts[1].split()[:12]
 
 
-def test_what_the_context_cannot_hold_is_left_out_and_said(tmp_path: Path) -> None:
+def test_requests_beyond_the_context_are_left_out_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     rows = [
         {"timestamp": 1000 * i, "input_length": length, "output_length": 50, "hash_ids": [i]}
@@ -166,7 +166,7 @@ def test_a_turn_that_does_not_fit_ends_its_chat() -> None:
     assert found.chains == (2, 2) and found.left_out == {"prompts over the context of 200": 4}
 
 
-def test_without_data_the_folder_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(envs.DATA, raising=False)
     for name in FROM_DATA:
         with pytest.raises(ConfigError, match=envs.DATA):

@@ -54,7 +54,7 @@ def ask(session: Session, text: str, take: int | None = None) -> list[str]:
     return asyncio.run(collect())
 
 
-def test_what_is_thought_is_shown_and_not_kept() -> None:
+def test_reasoning_is_shown_and_not_stored() -> None:
     chunks = (AnswerChunk(thought="h"), AnswerChunk(thought="m"), *WHOLE)
     session = Session(Scripted(*chunks), "m")
     thoughts: list[str] = []
@@ -172,7 +172,7 @@ def test_exit_leaves() -> None:
 
 
 @pytest.mark.parametrize("line", ["/nope", "/resett", "/reset now", "/exit please"])
-def test_what_is_no_command_changes_nothing(line: str) -> None:
+def test_unknown_command_changes_nothing(line: str) -> None:
     session = Session(Scripted(*WHOLE), "m")
     ask(session, "one")
     assert line.split(maxsplit=1)[0] in (session.command(line) or "")

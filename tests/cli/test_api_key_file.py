@@ -95,7 +95,7 @@ def test_another_name_or_secret_has_another_digest() -> None:
         ),
     ],
 )
-def test_mistakes_are_told(refused: Callable[..., str], text: str, said: str) -> None:
+def test_invalid_key_files_are_rejected(refused: Callable[..., str], text: str, said: str) -> None:
     assert said in refused(text)
 
 
@@ -105,7 +105,7 @@ def test_the_key_of_the_flag_is_not_in_the_file(refused: Callable[..., str]) -> 
 
 
 @given(st.text(alphabet=st.sampled_from("keysnam:- \n\"'{}[]&*!?|>%@0a"), max_size=40))
-def test_whatever_stands_there_is_keys_or_a_mistake(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_random_files_give_keys_or_an_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     file = tmp_path_factory.mktemp("any") / "keys.yaml"
     file.write_text("keys:\n- {name: a, key: x}\n" + text)
     try:

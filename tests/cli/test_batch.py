@@ -37,7 +37,7 @@ def read(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
-def test_what_cannot_begin_says_why_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_invalid_batch_is_rejected_before_loading(tmp_path: Path) -> None:
     given, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     code, said = run(given, output)
     assert code == 2 and f"minisgl batch: {given}: no such file" in said
@@ -91,7 +91,7 @@ def kills(folder: Path, num_kills: int, num_lines: int, chance: random.Random) -
     assert sorted(path.name for path in folder.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
-def test_killed_and_run_again_each_line_is_there_once(tmp_path: Path) -> None:
+def test_killed_batch_continues_with_each_line_once(tmp_path: Path) -> None:
     kills(tmp_path, 1, 400, random.Random(1))
 
 

@@ -151,7 +151,7 @@ def test_a_prefix_is_a_file_a_body_or_ids(
         ('{"token_ids": [257, 258]}', "token ids must be between 0 and 257"),
     ],
 )
-def test_what_is_no_prefix_is_said(
+def test_invalid_prefix_is_rejected(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str, reason: str
 ) -> None:
     (tmp_path / "a.json").write_text(said)

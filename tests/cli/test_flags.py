@@ -100,7 +100,7 @@ def test_flags_of_a_shadow_win_over_variables(monkeypatch: pytest.MonkeyPatch) -
     assert engine_config(parser_of("serve").parse_args([])).debug.shadow_every_n == 5
 
 
-def test_what_help_does_not_show_is_on_the_operations_page() -> None:
+def test_hidden_flags_are_on_the_operations_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
     hidden = [one for group in (ENGINE | SERVER).values() for one in group if not one.shown]
     assert hidden and [one.flags[0] for one in hidden if f"| `{one.flags[0]}" not in page] == []

@@ -93,7 +93,7 @@ def test_a_config_file_may_name_the_models(tmp_path: Path, served: list[tuple[Se
         ("models:\n  - model: [", "FILE:2: not valid YAML"),
     ],
 )
-def test_mistakes_are_told_with_their_place(
+def test_invalid_models_files_are_rejected_with_the_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, complaint: str
 ) -> None:
     file = tmp_path / "models.yaml"
@@ -125,7 +125,7 @@ def test_ways_that_do_not_go_together(capsys: pytest.CaptureFixture[str], argume
         ("{name: a, model: x, memory: 2GB, pin: true}", "--memory: 954 MiB: the models that are pinned need 1907 MiB"),
     ],
 )
-def test_what_cannot_be_served_together_ends_the_start(
+def test_conflicting_models_end_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], entries: str, complaint: str
 ) -> None:
     (tmp_path / "models.yaml").write_text(f"models: [{entries}]")

@@ -45,7 +45,7 @@ def test_narration_tells_model_prompt_steps_tokens_and_times(capsys: pytest.Capt
     assert re.fullmatch(r"answer: 4 tokens, TTFT \d+\.\d ms, then \d+\.\d tok/s", lines[-1])
 
 
-def test_one_token_has_no_pace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_token_has_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
     _, lines = narrated(capsys, "hello", "--max-tokens", "1")
     assert re.fullmatch(r"answer: 1 token, TTFT \d+\.\d ms", lines[-1])
 

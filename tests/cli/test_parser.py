@@ -128,7 +128,7 @@ def test_a_wrong_variable(
     assert line.startswith(f"minisgl {command[0]}: {name}") and why in line, line
 
 
-def test_what_settings_are_together_names_how_each_was_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_conflict_names_how_each_setting_was_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "server.yaml"
     file.write_text("engine: cpu\ncache-size: 5GB\n")
     assert said(capsys, "serve", "--config", str(file)) == (
@@ -169,7 +169,7 @@ def test_a_wrong_variable_of_an_llm(monkeypatch: pytest.MonkeyPatch) -> None:
         ((), "minisgl: the following arguments are required: COMMAND (see minisgl --help)"),
     ],
 )
-def test_what_is_not_known(typed: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_names_are_rejected(typed: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, *typed).startswith(line)
 
 

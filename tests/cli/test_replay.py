@@ -48,7 +48,7 @@ def test_both_backends_agree_and_are_timed(capsys: pytest.CaptureFixture[str]) -
     assert re.search(r"^equal: \d+ steps, \d+ calls, every plan, array and count, and the tree", text, re.M)
 
 
-def test_one_backend(capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_backend_is_driven_once(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, report = run(capsys, TRACE, "--backend", "rust_hotpath", "--backend", "rust_hotpath")
     assert code == 0 and list(report["us_per_step"]) == ["rust_hotpath"]
 
@@ -122,7 +122,7 @@ def test_a_backend_that_fails_differs(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 @pytest.mark.parametrize("arguments", [[], [TRACE, "--report", "x"], [TRACE, "--repeat", "0"], ["--report", "missing"]])
-def test_what_makes_no_sense_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_rejected(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["replay", *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 

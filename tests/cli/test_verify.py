@@ -178,7 +178,7 @@ CHANGES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "why"), CHANGES)
-def test_what_was_changed_is_found(
+def test_changed_answers_are_detected(
     server: ServerProcess, tmp_path: Path, path: str, value: Any, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = post(server, "/v1/chat/completions", CHAT)["choices"][0]["receipt"]
@@ -222,7 +222,7 @@ def test_where_an_answer_first_differs(
         ({"choices": []}, "a", "no receipt there"),
     ],
 )
-def test_what_is_no_receipt(
+def test_invalid_receipt_is_rejected(
     found: Any, prompt: Any, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify(tmp_path, found, prompt) == 2 and why in capsys.readouterr().err

@@ -77,13 +77,13 @@ def logprobs_of(reference: Any, prefix: list[int], tokens: list[int]) -> list[fl
     return torch.log_softmax(logits, -1)[tokens].tolist()  # type: ignore[no-any-return]
 
 
-def test_what_is_the_same_has_no_difference(llm: LLM, answer: Completion) -> None:
+def test_equal_answers_have_no_difference(llm: LLM, answer: Completion) -> None:
     for said in (Answer(), Answer(ids=answer.token_ids), Answer(text=answer.text), Answer(logprobs=answer.logprobs)):
         assert differences(llm, receipt_of(llm, answer), PROMPT, said=said) == []
 
 
 @pytest.mark.parametrize("at", [0, 5, 11])
-def test_another_token_and_what_the_model_gives_it(llm: LLM, answer: Completion, reference: Any, at: int) -> None:
+def test_wrong_token_is_shown_with_its_log_probability(llm: LLM, answer: Completion, reference: Any, at: int) -> None:
     """Penalties and masks choose, and change no log probability."""
     ids = [*answer.token_ids]
     ids[at] = ids[at] ^ 1
@@ -98,7 +98,7 @@ def test_another_token_and_what_the_model_gives_it(llm: LLM, answer: Completion,
         assert float(line.split(": ")[-1].split()[0]) == pytest.approx(abs(theirs - ours), rel=1e-4, abs=1e-5)
 
 
-def test_one_that_is_shorter_longer_or_no_answer_of_the_model(llm: LLM, answer: Completion) -> None:
+def test_answer_of_other_length_or_tokens_differs(llm: LLM, answer: Completion) -> None:
     ids, found = answer.token_ids, receipt_of(llm, answer)
     short = differences(llm, found, PROMPT, said=Answer(ids=ids[:4]))[-1]
     assert short.startswith(f"the answer from token 4 on: its end, computed {ids[4]} ") and "apart" not in short
@@ -117,7 +117,7 @@ def test_a_text_is_compared_by_characters_and_tokens(llm: LLM, answer: Completio
     assert list(map(float, NUMBER.findall(line))) == pytest.approx(expected, abs=WITHIN)
 
 
-def test_other_probabilities_are_told_as_far_as_they_are_known(llm: LLM, answer: Completion) -> None:
+def test_other_log_probabilities_are_reported_if_known(llm: LLM, answer: Completion) -> None:
     other = np.array(answer.logprobs, np.float32)
     other[3] = np.nextafter(other[3], np.float32(0))
     other[8] -= np.float32(0.25)
@@ -138,7 +138,7 @@ def test_an_answer_without_ids_has_no_place(llm: LLM, answer: Completion) -> Non
     assert line.startswith("another answer: 12 tokens, in the receipt 2") and "--answer" in line
 
 
-def test_what_is_said_beside_a_receipt() -> None:
+def test_known_parts_of_a_choice_are_read() -> None:
     chat = {"token_ids": [1, 2], "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -1}]}}
     assert Answer.of_choice(chat) == Answer([1, 2], None, [-0.5, -1.0])
     assert Answer.of_choice({"logprobs": chat["logprobs"]["content"]}) == Answer(None, None, [-0.5, -1.0])  # type: ignore

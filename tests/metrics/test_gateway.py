@@ -34,7 +34,7 @@ def some_readings() -> Readings:
     return found
 
 
-def test_what_the_gateway_counted_is_in_every_figure() -> None:
+def test_figures_include_the_gateways_counts() -> None:
     metrics = Metrics(lambda: None, lambda: None, lambda: True, gateway=some_readings)
     metrics.accepted(2)
     metrics.tokens(1, 10.0, None, 10.02)
@@ -67,7 +67,7 @@ def test_what_the_gateway_counted_is_in_every_figure() -> None:
     assert plain["gateway"]["routes"][CHAT] == {"answered": 2, "tools": 4}
 
 
-def test_without_a_gateway_its_metrics_have_no_value() -> None:
+def test_gateway_metrics_have_no_value_without_a_gateway() -> None:
     metrics = Metrics(lambda: None, lambda: None, lambda: True)
     assert not [name for name in samples(metrics) if "gateway" in name or "encode_cache" in name]
     assert b"minisgl:gateway_requests_total" in metrics.render()

@@ -78,7 +78,7 @@ def test_an_engine_that_counts_anew_has_no_negative_rates() -> None:
     assert found["retractions"] == 0 and found["hit_rate"] is None and set(found["step"].values()) == {None}  # type: ignore[attr-defined]
 
 
-def test_without_an_engine_there_are_figures_too() -> None:
+def test_live_figures_exist_without_an_engine() -> None:
     metrics = Metrics(lambda: None, lambda: None, lambda: False)
     found = LiveFigures(metrics, lambda: None).look({})
     assert found["kv"]["pages"] == 0

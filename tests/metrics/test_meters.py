@@ -46,7 +46,7 @@ def test_recent_forgets_and_longest_does_not(monkeypatch: pytest.MonkeyPatch) ->
     assert found.readings()["m"].recent_s == 1
 
 
-def test_the_most_of_something_outlives_it_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recent_peak_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     now, there = 0, 3
     monkeypatch.setattr(meters.time, "perf_counter_ns", lambda: now)
     peak = meters.Peak(lambda: there)

@@ -103,7 +103,7 @@ def test_a_client_that_leaves_ends_its_request(cluster: RayCluster, http: httpx.
     until(lambda: num_running() == 0, "the request of a client that left goes on")
 
 
-def test_what_waits_too_long_a_line_is_429(cluster: RayCluster, http: httpx.Client) -> None:
+def test_full_queue_gets_429(cluster: RayCluster, http: httpx.Client) -> None:
     cluster.deploy(name="echo", flags=f"{ECHO} --max-running-requests 2 --max-queued-requests 2", replicas=1)
 
     async def run() -> list[httpx.Response]:

@@ -31,7 +31,7 @@ def replaced(cluster: RayCluster, victim: psutil.Process) -> Callable[[], bool]:
     return lambda: not victim.is_running() and len(cluster.servers()) == len(cluster.engines()) == 2
 
 
-def test_what_is_killed_takes_no_stream_with_it(two: RayCluster) -> None:
+def test_streams_survive_a_killed_process(two: RayCluster) -> None:
     def kill() -> None:
         for what in PARTS:
             victim = two.part(what)
@@ -42,7 +42,7 @@ def test_what_is_killed_takes_no_stream_with_it(two: RayCluster) -> None:
     assert two.under_load(kill) >= 64
 
 
-def test_what_hangs_is_replaced(two: RayCluster) -> None:
+def test_hung_replica_is_replaced(two: RayCluster) -> None:
     two.until_running("echo", 2)
 
     def stop() -> None:

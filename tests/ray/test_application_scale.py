@@ -53,7 +53,7 @@ def test_a_rolling_update(cluster: RayCluster) -> None:
     assert all("--max-running-requests" in one.cmdline() for one in cluster.servers())
 
 
-def test_an_update_that_waits_for_nobody(cluster: RayCluster) -> None:
+def test_streams_survive_update_without_drain_time(cluster: RayCluster) -> None:
     """Without time to end, streams of the replicas that go are taken up by those that come."""
     cluster.deploy(name="echo", flags=ECHO, replicas=2, drain_s=0)
     cluster.under_load(

@@ -30,7 +30,7 @@ def smollm2(cluster: RayCluster) -> RayCluster:
     return cluster
 
 
-def test_it_makes_sense(smollm2: RayCluster) -> None:
+def test_answer_of_application_makes_sense(smollm2: RayCluster) -> None:
     body = {"model": "smollm2", "messages": [QUESTION], "temperature": 0, "max_tokens": 30}
     answer = httpx.post(f"{smollm2.url}/v1/chat/completions", json=body, timeout=WAIT_S).json()
     assert "Paris" in answer["choices"][0]["message"]["content"]

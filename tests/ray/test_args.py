@@ -36,7 +36,7 @@ def test_several_models_start_from_what_is_said_for_all() -> None:
     ]
 
 
-def test_a_name_of_its_own() -> None:
+def test_model_name_differs_from_model() -> None:
     assert list(Args(model="a/b", name="chat").by_name()) == ["chat"]
     assert "--served-model-name" in Args(model="a").server_flags("x")
     named = Args(model="a", flags=["--served-model-name", "y"])
@@ -58,6 +58,6 @@ def test_a_name_of_its_own() -> None:
         ({"routing": "cache"}, "routing"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], reason: str) -> None:
+def test_invalid_arguments_are_rejected_by_name(given: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason.replace("(", "\\(")):
         Args.model_validate(given)

@@ -38,7 +38,7 @@ def test_a_member_that_others_use_counts_as_busy() -> None:
     assert [placement.place(i, text("")) for i in range(5)] == ["b"] * 5
 
 
-def test_what_leaves_is_never_chosen_and_holds_nothing() -> None:
+def test_removed_member_is_never_chosen_and_holds_nothing() -> None:
     placement = Placement[str]()
     placement.update({"a": LOAD, "b": LOAD})
     for number in range(4):

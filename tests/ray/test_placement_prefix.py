@@ -42,12 +42,12 @@ def test_each_api_has_its_field(field: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"messages":', b'{"model":3}', b"1"])
-def test_what_says_nothing_is_no_error(body: bytes) -> None:
+def test_unreadable_body_is_no_error(body: bytes) -> None:
     assert routing_fields(body).model is None
     assert not len(routing_fields(body).prefix)
 
 
-def test_it_is_bounded() -> None:
+def test_prefix_length_is_bounded() -> None:
     assert len(routing_fields(json.dumps({"prompt": "x" * 3 * MAX_BYTES}).encode()).prefix) == MAX_BYTES
 
 

@@ -79,7 +79,7 @@ def test_a_stream_goes_on_from_the_last_mark() -> None:
     assert said(second) == Said(ORIGIN, [[Tokens(0, [1])], [Tokens(0, [2, 3])]])
 
 
-def test_it_may_die_again_and_again() -> None:
+def test_request_survives_repeated_losses() -> None:
     first: list[Part] = [OK, b"0" + b"\n" + mark(0, first=True), Lost("died")]
     more: list[list[Part]] = [[OK, b"%d\n" % i + mark(i), Lost("died")] for i in range(1, 9)]
     _, body, asked = answered([first, *more, [OK, b"end"]])
@@ -94,7 +94,7 @@ def test_an_engine_that_is_lost_says_so() -> None:
 
 
 @pytest.mark.parametrize("first", [[Lost("x")], [OK, Lost("x")], [OK, b'{"half": ', Lost("x")], [], [Header(503, [])]])
-def test_what_is_not_answered_is_asked_again(first: list[Part]) -> None:
+def test_unanswered_request_is_sent_again(first: list[Part]) -> None:
     status, body, asked = answered([first, [Header(200, []), b'{"whole": 1}']])
     assert (status, body) == (200, b'{"whole": 1}')
     assert asked[0] == asked[1]
@@ -137,7 +137,7 @@ def test_errors_of_the_server_are_the_answer(status: int) -> None:
     assert answered([[Header(status, []), b"why"]])[:2] == (status, b"why")
 
 
-def test_without_a_replica_the_reason_is_told() -> None:
+def test_error_without_a_replica_has_the_reason() -> None:
     status, body, _ = answered([[Lost("nobody is there")]], retry_s=0.0)
     assert status == 503
     assert msgspec.json.decode(body)["error"] == {
@@ -164,7 +164,7 @@ def test_another_model_does_not_go_on() -> None:
     assert len(asked) == 2
 
 
-def test_a_full_one_is_asked_again() -> None:
+def test_full_replica_is_tried_again() -> None:
     begun: list[Part] = [OK, b"a\n" + mark(1, first=True), Lost("it died")]
     assert answered([begun, [Header(429, []), b"full"], [OK, b"end"]])[1] == b"a\nend"
 
@@ -176,7 +176,7 @@ def test_other_routes_are_passed_on_as_they_come() -> None:
     assert one == asked
 
 
-def test_what_has_no_marks_is_cut_where_its_replica_was_lost() -> None:
+def test_stream_without_marks_ends_where_its_replica_was_lost() -> None:
     with pytest.raises(Lost, match="it died"):
         answered([[OK, b"a", Lost("it died")]], Call("GET", "/stats/stream", []))
     assert answered([[Lost("it died")], [OK, b"a"]], Call("GET", "/stats/stream", []))[1] == b"a"

@@ -86,7 +86,7 @@ def test_a_name_is_known_until_it_is_unloaded(http: httpx.Client) -> None:
     assert ask(http, "sql").status_code == 404 and "sql" not in cards(http)
 
 
-def test_what_is_refused_is_no_name(http: httpx.Client, place: Path) -> None:
+def test_name_of_a_rejected_adapter_is_free(http: httpx.Client, place: Path) -> None:
     outside = http.post(LOAD, json={"model": "a", "lora_name": "far", "lora_path": ".."})
     assert outside.status_code == 400 and outside.json()["error"]["param"] == "lora_path"
     assert ask(http, "far").status_code == 404
@@ -99,7 +99,7 @@ def test_what_is_refused_is_no_name(http: httpx.Client, place: Path) -> None:
     assert list(cards(http)) == ["a", "own", "b"]
 
 
-def test_one_whose_folder_is_gone_does_not_keep_its_model_away(
+def test_model_loads_without_an_adapter_whose_folder_is_gone(
     server: ServerProcess, http: httpx.Client, place: Path
 ) -> None:
     assert http.post(LOAD, json={"model": "a", "lora_name": "late", "lora_path": "late"}).status_code == 200
@@ -111,7 +111,7 @@ def test_one_whose_folder_is_gone_does_not_keep_its_model_away(
     until(lambda: any("adapter late is not known any more" in line for line in server.lines), "the log does not say so")
 
 
-async def test_one_that_cannot_be_loaded_again_is_forgotten(tmp_path: Path) -> None:
+async def test_adapter_that_fails_to_reload_is_forgotten(tmp_path: Path) -> None:
     async with several(entry("a"), room_for=1) as (fleet, found):
         a = found.models["a"]
         found.name_adapter(a, "late")

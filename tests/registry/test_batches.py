@@ -96,7 +96,7 @@ def test_lines_name_their_models_and_each_is_loaded_once(tmp_path: Path, fronten
 
 
 @pytest.mark.parametrize("name", ["1e999", "[[1]]", "null", '""'])
-async def test_what_is_no_name_is_for_the_first_to_refuse(tmp_path: Path, name: str) -> None:
+async def test_invalid_model_name_goes_to_the_first_model(tmp_path: Path, name: str) -> None:
     found, config = registry(Fleet(), *map(entry, "ab"), room_for=1), ServerConfig(engine=EngineConfig(model="a"))
     one = BatchesOfSeveral(found, KeyLimits((), found), config, Store.open(str(tmp_path)))
     assert one._model(f'{{"model": {name}}}'.encode()).name == "a"
@@ -104,7 +104,7 @@ async def test_what_is_no_name_is_for_the_first_to_refuse(tmp_path: Path, name: 
 
 
 @pytest.mark.slow
-def test_who_asks_for_another_model_does_not_wait_for_lines(tmp_path: Path) -> None:
+def test_requests_for_another_model_do_not_wait_for_lines(tmp_path: Path) -> None:
     """Lines that take for ever give their room up, are asked again when there is some, and each is answered once."""
     with serving(*flags(tmp_path), env=env(tmp_path)) as server, batches.client(server, "sk-ann") as ann:
         (tmp_path / "delay").write_text("50")  # else the last line could be answered before no step ends any more
@@ -134,7 +134,7 @@ def count(api: openai.OpenAI, batch_id: str) -> int:
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_each_line_is_there_once(tmp_path: Path) -> None:
+def test_killed_servers_answer_each_line_once(tmp_path: Path) -> None:
     """First a model's server, whichever is there, then the process at the port."""
     num_lines, chance, batch_id = 300, random.Random(1), ""
     server = ServerProcess(flags(tmp_path))

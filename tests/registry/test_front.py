@@ -122,7 +122,7 @@ def test_ollama_s_clients_see_all_models(http: httpx.Client) -> None:
     assert unknown.status_code == 404 and "there are a, b, c" in unknown.json()["error"]
 
 
-def test_what_cannot_be_is_said(http: httpx.Client) -> None:
+def test_impossible_requests_get_an_error(http: httpx.Client) -> None:
     unknown = ask(http, "nobody")
     assert unknown.status_code == 404 and "there are a, b, c" in unknown.json()["error"]["message"]
     large = ask(http, "large")
@@ -314,7 +314,7 @@ def test_servers_end_with_the_process_at_the_port(tmp_path: Path) -> None:
         server.kill()
 
 
-def test_without_a_folder_there_are_no_batches(http: httpx.Client) -> None:
+def test_batches_need_a_state_folder(http: httpx.Client) -> None:
     before = states(http)
     for answer in (http.get("/v1/batches"), http.post("/v1/files", files={"file": b"{}"}), http.get("/v1/files/a")):
         assert answer.status_code == 501 and "--state-dir DIR" in answer.json()["error"]["message"]

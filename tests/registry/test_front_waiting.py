@@ -121,9 +121,7 @@ async def test_a_stream_hears_comments_while_its_model_loads() -> None:
         ("/api/generate", {}, LINES, b'"response":"","done":false}\n'),
     ],
 )
-async def test_what_is_said_meanwhile_is_no_event_of_its_api(
-    path: str, body: dict[str, Any], kind: str, ping: bytes
-) -> None:
+async def test_comments_while_waiting_are_no_events(path: str, body: dict[str, Any], kind: str, ping: bytes) -> None:
     async with bench(entry("a")) as one:
         gate = one.fleet.hold["a"] = asyncio.Event()
         one.fleet.refuse["a"] = "it is no model"
@@ -164,7 +162,7 @@ async def test_a_load_that_fails_after_a_comment_is_an_event(path: str, last: st
 
 
 @pytest.mark.usefixtures("early_comments")
-async def test_what_the_server_refuses_after_a_comment_is_an_event() -> None:
+async def test_error_after_a_comment_is_an_event() -> None:
     async with bench(entry("a")) as one:
         gate = one.fleet.hold["a"] = asyncio.Event()
         one.reply = answer("400 Bad Request", b'{"error":{"message":"n: no","code":"invalid_value"}}')
@@ -179,7 +177,7 @@ async def test_what_the_server_refuses_after_a_comment_is_an_event() -> None:
         assert plain.status_code == 400 and plain.json()["error"]["message"] == "n: no"
 
 
-async def test_who_waits_too_long_gets_503_and_who_comes_too_late_429() -> None:
+async def test_slow_load_gets_503_and_full_queue_gets_429() -> None:
     async with bench(entry("a"), max_queued_requests=1) as one:
         one.fleet.hold["a"] = asyncio.Event()
         first = asyncio.ensure_future(one.post("/v1/completions", "a"))
@@ -253,7 +251,7 @@ async def test_a_path_and_a_body_are_passed_on_as_they_were() -> None:
         assert head.count(b"x-request-id") == 1 and b"\r\nconnection: close" in head
 
 
-async def test_who_watches_a_model_does_not_keep_it() -> None:
+async def test_watching_a_model_does_not_keep_it_loaded() -> None:
     async with bench(entry("a"), entry("b"), room_for=1) as one:
         over = asyncio.Event()
 

@@ -140,7 +140,7 @@ def test_where_a_request_takes_a_place() -> None:
     assert set(routes.POSTS) - light == ANSWERED
 
 
-async def test_what_else_a_server_prints_is_no_reading() -> None:
+async def test_other_output_of_a_server_is_ignored() -> None:
     reader = asyncio.StreamReader(limit=100)
     child = ChildServer(Child(os.posix_spawn("/bin/true", ["true"], {}), ""), asyncio.create_task(asyncio.sleep(0)))
     for line in (b"[[0,0],[2,30]]\n", b"a library's news\n", b"{}\n", b"x" * 300 + b"\n"):
@@ -151,7 +151,7 @@ async def test_what_else_a_server_prints_is_no_reading() -> None:
     await child.ended
 
 
-async def test_what_was_just_sent_waits_until_its_server_has_told_of_it() -> None:
+async def test_sent_request_counts_as_waiting_until_reported() -> None:
     now = 100.0
     async with several(entry("a"), entry("b"), room_for=2) as (_, found):
         limits = KeyLimits([ApiKey(name="k", key="k", max_queued_requests=3)], found, lambda: now)

@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_written_costs_a_line(tmp_path: Path, caplog: py
     assert "what a needs is not remembered" in caplog.text
 
 
-def test_the_latest_are_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_entries_are_dropped(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 3)
     clock = iter(range(100))
     monkeypatch.setattr(module.time, "time", lambda: next(clock))
@@ -96,7 +96,7 @@ def test_the_latest_are_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [known.of(entry(name)) for name in "cdef"] == [NEED + MIB, 0, NEED, NEED]
 
 
-def test_many_at_once_are_all_kept(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_concurrent_writes_are_all_stored(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     known, names = Needs(file), [f"model-{i}" for i in range(40)]
     with caplog.at_level(logging.WARNING), ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: known.keep(entry(name), NEED), names))

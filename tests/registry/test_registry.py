@@ -51,7 +51,7 @@ async def test_the_least_recently_used_makes_room() -> None:
         assert states(found) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
 
 
-async def test_who_serves_is_not_unloaded_and_who_waits_gets_its_room_then() -> None:
+async def test_serving_model_is_unloaded_for_a_waiting_one_at_its_end() -> None:
     async with several(entry("a"), entry("b"), room_for=1) as (_, found):
         with found.lease(found.models["a"]) as lease:
             await lease.ready
@@ -129,7 +129,7 @@ async def test_the_queue_is_bounded() -> None:
         await asyncio.gather(*uses)
 
 
-async def test_what_does_not_load_says_why_and_is_not_tried_at_once_again() -> None:
+async def test_failed_load_has_a_reason_and_a_retry_delay() -> None:
     async with several(entry("a"), entry("b"), room_for=1) as (fleet, found):
         fleet.refuse["a"] = "the file ends early"
         for _ in range(2):
@@ -154,7 +154,7 @@ async def test_a_server_that_dies_is_started_again_by_the_next_request() -> None
         assert fleet.started == ["a", "a"]
 
 
-async def test_what_takes_more_than_was_thought_is_remembered_and_makes_others_go() -> None:
+async def test_larger_measured_memory_is_stored_and_unloads_others() -> None:
     async with several(entry("a"), entry("b"), room_for=2) as (fleet, found):
         await use(found, "a")
         await use(found, "b")
@@ -164,7 +164,7 @@ async def test_what_takes_more_than_was_thought_is_remembered_and_makes_others_g
         assert found.set_aside == NEED + MIB and found.models["b"].seen.most_bytes == NEED + MIB
 
 
-async def test_what_is_not_here_is_fetched_before_room_is_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_model_is_downloaded_before_others_are_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, int | None] = {"a": 0, "b": None}
     monkeypatch.setattr(module.Entry, "need", lambda self: None if sizes[self.name] is None else NEED)
     async with several(entry("a"), entry("b"), room_for=1) as (fleet, found):
@@ -288,7 +288,7 @@ async def test_a_line_has_no_model_unloaded_that_somebody_uses(monkeypatch: pyte
         assert fleet.started == ["a", "b", "c"]
 
 
-async def test_who_waits_for_a_model_takes_the_room_of_lines_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_request_takes_memory_of_batch_lines_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "PATIENCE_S", 3600.0)
     async with several(entry("a"), entry("b", ttl_s=0.001), room_for=1) as (fleet, found):
         with await line(found, "a"):
@@ -297,6 +297,6 @@ async def test_who_waits_for_a_model_takes_the_room_of_lines_at_once(monkeypatch
         await until(lambda: states(found)["b"] == "unloaded")
         with await line(found, "b"):
             await until(lambda: time.monotonic() > found.models["b"].use.idle_since + 0.001)
-            found._turn()
+            found._decide()
             assert states(found)["b"] == "loaded"  # what answers a line is not idle
         assert found.models["a"].use.num_lines == found.models["b"].use.num_lines == 0

@@ -16,12 +16,12 @@ def test_the_least_recently_used_goes_first_and_no_more_than_must() -> None:
     assert victims(30, there, 31) is None
 
 
-def test_a_small_one_stays_where_a_large_one_goes_anyway() -> None:
+def test_small_model_stays_if_a_large_one_must_go() -> None:
     there = [Tenant("small", 1, used=1), Tenant("large", 20, used=2)]
     assert victims(25, there, 20) == ["large"]
 
 
-def test_who_serves_or_is_pinned_stays() -> None:
+def test_serving_or_pinned_model_stays() -> None:
     there = [
         Tenant("busy", 10, used=1, busy=True),
         Tenant("pinned", 10, used=2, pinned=True),

@@ -67,7 +67,7 @@ def test_servers_and_their_engines_are_forked_by_a_process_of_one_thread_and_are
     run(work)
 
 
-def test_who_forks_is_not_missed_when_it_is_killed() -> None:
+def test_killed_forking_process_is_replaced() -> None:
     async def work(servers: ChildServers) -> None:
         await servers.prepare()
         server, process, _ = await start(servers)
@@ -115,7 +115,7 @@ def test_a_start_that_is_cancelled_leaves_nothing(turns: int) -> None:
     run(work)
 
 
-def test_one_that_cannot_start_says_why() -> None:
+def test_failed_start_has_the_last_log_line() -> None:
     async def work(servers: ChildServers) -> None:
         bad = msgspec.structs.replace(CONFIG, engine=msgspec.structs.replace(CONFIG.engine, chat_template="/no/such"))
         with pytest.raises(NotLoaded, match="/no/such"):

@@ -55,7 +55,7 @@ def test_the_package_alone_brings_none_of_it() -> None:
     assert names(PROJECT["dependencies"]).isdisjoint(brought_by("cuda") | brought_by("gbnf"))
 
 
-def test_what_is_imported_is_declared() -> None:
+def test_imported_packages_are_declared() -> None:
     """As what the package needs, or in an extra; and nothing is needed that no file imports."""
     extras = set[str]().union(*(brought_by(extra) for extra in ("cuda", "gbnf", "ray", "receipts")))
     own = names(PROJECT["dependencies"])
@@ -67,7 +67,7 @@ def test_what_is_imported_is_declared() -> None:
     assert own - needed - BY_NAME == set()
 
 
-def test_what_is_missing_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     need("--engine torch", "json", "re")
     for name in TORCH_ENGINE:
         monkeypatch.setitem(sys.modules, name, None)
@@ -79,7 +79,7 @@ def test_what_is_missing_is_named_with_the_way_to_get_it(monkeypatch: pytest.Mon
         need("--device cuda", "torch", extra="cuda")
 
 
-def test_what_was_installed_without_a_checkout_comes_from_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extra_without_a_checkout_comes_from_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installed, "CHECKOUT", Path("/nowhere"))
     assert installed.how_to_get("torch") == "pip install 'minisgl[torch]'"
 

@@ -53,7 +53,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "prefix"
 
 
-def test_what_is_read_is_what_was_written(file: Path) -> None:
+def test_read_returns_what_was_written(file: Path) -> None:
     shelf = Shelf()
     assert is_prefix_file(file) and read_head(str(file)) == HEAD
     assert take_in(str(file), lambda head: shelf) == HEAD
@@ -69,7 +69,7 @@ def test_a_state_goes_with_its_pages(tmp_path: Path) -> None:
     assert b"state" not in msgspec.msgpack.encode(HEAD), "a file of another model is as it was"
 
 
-def test_whatever_happened_to_a_file_is_said_before_anything_is_taken(file: Path) -> None:
+def test_damaged_file_is_rejected_before_any_import(file: Path) -> None:
     whole, rng = file.read_bytes(), random.Random(3)
 
     def is_refused(data: bytes) -> None:
@@ -132,7 +132,7 @@ def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_differs_is_named() -> None:
+def test_differing_fields_are_named() -> None:
     ours = msgspec.json.encode({"version": "1", "settings": {"kv_dtype": "f16", "seed": 0}})
     theirs = msgspec.json.encode({"version": "2", "settings": {"kv_dtype": "q8", "seed": 0, "more": 1}})
     assert what_differs(theirs, ours) == ["kv_dtype", "more", "version"] and not what_differs(ours, ours)

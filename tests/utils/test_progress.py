@@ -41,7 +41,7 @@ def test_on_a_terminal_a_step_is_a_bar_that_a_line_ends() -> None:
     assert "next: 100%" in screen.getvalue()
 
 
-def test_bytes_are_shown_as_such() -> None:
+def test_large_totals_are_shown_as_bytes() -> None:
     screen = io.StringIO()
     Display(lambda line: None, screen)("downloading", 1_500_000, 3_000_000)
     assert "1.50M/3.00M" in screen.getvalue() and "B/s" in screen.getvalue()

@@ -174,7 +174,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str], flag: str) -> None:
         (["--tokenizer-count", "1"], "minisgl: --num-tokenizer 1: has no effect"),
     ],
 )
-def test_what_does_nothing_says_so(
+def test_flags_without_effect_print_a_notice(
     serve: Serve, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
 ) -> None:
     assert serve(*flags) == serve()
@@ -197,7 +197,7 @@ def test_what_does_nothing_says_so(
         (["--dtype", "fp8"], "--dtype fp8: must be one of auto, float32"),
     ],
 )
-def test_what_cannot_be_had_is_refused_with_the_reason(
+def test_unsupported_values_are_rejected_with_a_reason(
     capsys: pytest.CaptureFixture[str], flags: list[str], said: str
 ) -> None:
     assert cli.main(["serve", *flags]) == 2
@@ -256,7 +256,7 @@ def test_a_backend_that_cannot_be_had() -> None:
         LLM("none", engine="echo", attention_backend="trtllm")
 
 
-def test_results_can_be_read_as_there() -> None:
+def test_outputs_can_be_indexed_as_in_mini_sglang() -> None:
     with LLM("none", engine="echo", num_pages=16) as llm:
         (out,) = llm.generate(["hello"], SamplingParams(max_tokens=5, ignore_eos=True), progress=False)
     assert isinstance(out, RequestOutput) and isinstance(out.outputs[0], Completion)
@@ -300,7 +300,7 @@ def test_rust_gateway_is_the_scheduler_and_the_front_end(
     assert capsys.readouterr().err == ""
 
 
-def test_a_front_end_that_there_is_not(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_front_end_is_rejected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MINISGL_FRONTEND", "go")
     assert cli.main(["serve"]) == 2
     assert capsys.readouterr().err == "minisgl serve: MINISGL_FRONTEND: 'go': must be rust or python\n"
@@ -379,7 +379,7 @@ def test_the_page_has_every_flag() -> None:
         assert name in typed or " " in name, f"{name}: no such alias"
 
 
-def test_what_the_page_names_exists() -> None:
+def test_names_on_the_page_exist() -> None:
     commands = argparse.ArgumentParser().add_subparsers()
     known = {"--help", "--output-len"}
     for add in (serve_command.add_parser, chat.add_parser, generate.add_parser):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minisgl.bench.load import Server, of_itself
+from minisgl.bench.load import Server, server_counters
 from minisgl.bench.offline_run import OfflineJob, run_job
 from minisgl.bench.point import measure_point, point_from
 from minisgl.bench.report import JSON_HELP, Report, print_result, public_command, table
@@ -218,7 +218,7 @@ def _served(ask: Turns, duration_s: float, environments: Mapping[str, Mapping[st
             one(name, -1)
         runs = ask.measure(one)
         for name, server in servers.items():
-            said = of_itself(Server(server.url, server.model))
+            said = server_counters(Server(server.url, server.model))
             steps = {} if said is None else {f"step_{key}_us": said["schedule_us"][key] for key in PERCENTILES}
             runs[name] = [{**figures, **steps} for figures in runs[name]]
     return runs

@@ -15,7 +15,7 @@ from minisgl.bench.load import Server, stats_of
 
 HEAD = ("load", "engines", "hit rate %", "requests, most/mean", "rows, most/mean", "requests by engine", "moved")
 IDLE_S = 2.0  # seconds until idle engines have sent their last snapshot
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def read_counters(server: Server) -> EngineCounters | None:
             if not engines:
                 return None
             if any(one["num_running"] or one["num_waiting"] for one in engines) and time.monotonic() < deadline:
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
                 continue
             return EngineCounters(
                 [one["num_hits_total"] + one["num_misses_total"] for one in engines],

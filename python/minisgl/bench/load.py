@@ -184,7 +184,7 @@ def stats_of(server: Server) -> dict[str, Any]:
     return stats if isinstance(stats, dict) else {}
 
 
-def of_itself(server: Server) -> dict[str, Any] | None:
+def server_counters(server: Server) -> dict[str, Any] | None:
     """Return a minisgl server's figures since its start: maxima, and percentiles of the times of scheduling a step and
     writing its arrays. None for another kind of server or an older one."""
     try:

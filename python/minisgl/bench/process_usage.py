@@ -4,7 +4,7 @@
         ...
     used.cpu_s, used.rss_bytes
 
-Memory is the sum of the processes' resident bytes (shared pages count in each), the highest of samples every `LOOK_S`.
+Memory is the sum of the processes' resident bytes (shared pages count twice), the maximum of samples every `SAMPLE_S`.
 Processes that begin and end between two samples are missed.
 """
 
@@ -16,7 +16,7 @@ from types import TracebackType
 
 import psutil
 
-LOOK_S = 0.2
+SAMPLE_S = 0.2
 
 
 class Usage:
@@ -28,26 +28,26 @@ class Usage:
         self._pid = pid
         self._before: dict[int, float] = {}
         self._ended = threading.Event()
-        self._looking = threading.Thread(target=self._look_on, daemon=True)
+        self._thread = threading.Thread(target=self._sample_on, daemon=True)
 
     def __enter__(self) -> Usage:
         if self._pid is not None:
-            self._before = self._look()
-            self._looking.start()
+            self._before = self._sample()
+            self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._pid is not None:
             self._ended.set()
-            self._looking.join()
-            after = self._look()
+            self._thread.join()
+            after = self._sample()
             self.cpu_s = sum(seconds - self._before.get(pid, 0.0) for pid, seconds in after.items())
 
-    def _look_on(self) -> None:
-        while not self._ended.wait(LOOK_S):
-            self._look()
+    def _sample_on(self) -> None:
+        while not self._ended.wait(SAMPLE_S):
+            self._sample()
 
-    def _look(self) -> dict[int, float]:
+    def _sample(self) -> dict[int, float]:
         """Return each process's CPU seconds since its start, and record the memory."""
         cpu_s, rss_bytes = dict[int, float](), 0
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.bench.balance import HEAD, balance_rows, difference, read_counters
-from minisgl.bench.load import Load, Server, calibrate, first_model, model_facts, of_itself, send
+from minisgl.bench.load import Load, Server, calibrate, first_model, model_facts, send, server_counters
 from minisgl.bench.render import Renderer
 from minisgl.bench.report import Report, print_result, table
 from minisgl.bench.serve_metrics import figures
@@ -44,7 +44,7 @@ def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
     with _server(settings) as server:
         extras = {"simulated": model_facts(server).get("simulated")}
         runs = list(_measurements(settings, server, points))
-        extras["of_itself"] = of_itself(server)
+        extras["of_itself"] = server_counters(server)
     result = result_of(settings, server, runs, extras)
     print(f"{summary_table(result)}\n\n{latency_table(result)}")
     if spread := balance_rows(result):

@@ -30,7 +30,7 @@ DIM, NORMAL = "\x1b[2m", "\x1b[0m"
 _UNSEEN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
-class Dropped(Exception):
+class TypingStopped(Exception):
     """Raised when Ctrl-C is pressed while typing. It is no `KeyboardInterrupt`, which would end the event loop."""
 
 
@@ -38,7 +38,7 @@ class Lines(Protocol):
     interactive: bool
 
     async def read(self) -> str:
-        """Return the next message of the user. Raises `EOFError` at the end of the input and `Dropped` on Ctrl-C."""
+        """Return the next message of the user. Raises `EOFError` at the end and `TypingStopped` on Ctrl-C."""
 
 
 class Typed:
@@ -54,13 +54,13 @@ class Typed:
             auto_suggest=AutoSuggestFromHistory(),
             key_bindings=_keys(),
             prompt_continuation=". ",
-            interrupt_exception=Dropped,
+            interrupt_exception=TypingStopped,
             input=keyboard,
             output=screen,
         )
 
     async def read(self) -> str:
-        return await self._session.prompt_async(handle_sigint=False)  # so that Ctrl-C raises `Dropped`
+        return await self._session.prompt_async(handle_sigint=False)  # so that Ctrl-C raises `TypingStopped`
 
 
 def _keys() -> KeyBindings:
@@ -153,7 +153,7 @@ class Chat:
                         self._write("the server has ended\n")
                         return 1
                     await self._take(text.strip())
-                except Dropped:
+                except TypingStopped:
                     self._write("(Ctrl-D or /exit leaves)\n")
                 except (EOFError, Exit):
                     return 1 if self._failed and not self._lines.interactive else 0

@@ -24,7 +24,7 @@ from minisgl.utils.progress import Display
 
 PARTS = ("output.jsonl", "error.jsonl", "whole.jsonl")
 """Files of a batch next to the store: responses, errors, and both merged."""
-LOOK_S = 0.25
+POLL_S = 0.25
 _OPEN = frozenset({"in_progress", "finalizing", "cancelling"})
 
 
@@ -81,7 +81,7 @@ class Job:
         while batch["status"] in _OPEN:
             counts = batch["request_counts"]
             display("answering the lines of the file", counts["completed"] + counts["failed"], counts["total"])
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             batch = _checked(await http.get(f"/v1/batches/{batch['id']}"))
         counts = batch["request_counts"]
         display("answering the lines of the file", counts["completed"] + counts["failed"], counts["total"])

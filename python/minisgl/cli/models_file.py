@@ -186,7 +186,7 @@ def _entry(given: Mapping[str, Any], where: str, common: Sequence[str], resolve:
     aliases = given.get("aliases", ())
     return Entry(
         name=name,
-        config=_behind(config, name, bool(aliases)),
+        config=_server_config(config, name, bool(aliases)),
         aliases=aliases,
         memory=given.get("memory"),
         pin=given.get("pin", False),
@@ -195,7 +195,7 @@ def _entry(given: Mapping[str, Any], where: str, common: Sequence[str], resolve:
     )
 
 
-def _behind(config: ServerConfig, name: str, has_aliases: bool) -> ServerConfig:
+def _server_config(config: ServerConfig, name: str, has_aliases: bool) -> ServerConfig:
     """Return the configuration of a model's own server, which only the front server connects to."""
     return msgspec.structs.replace(
         config,

@@ -89,16 +89,16 @@ class _Comparison:
         elif claim.finish_reason not in (computed.finish_reason, "abort"):
             differ.append(f"it ends otherwise: {computed.finish_reason}, in the receipt {claim.finish_reason}")
         elif claim.logprobs is not None and _digest(computed.logprobs) != claim.logprobs:
-            differ.append(self._other_logprobs(said.logprobs))
+            differ.append(self._compare_logprobs(said.logprobs))
         if said.ids is not None:
-            differ += self._of_ids(said.ids)
+            differ += self._compare_ids(said.ids)
         elif said.text is not None and said.text != computed.text:
-            differ.append(self._of_text(said.text))
+            differ.append(self._compare_text(said.text))
         return differ
 
     # ----------------------------------------------------------------------------------------------- probabilities
 
-    def _other_logprobs(self, given: list[float] | None) -> str:
+    def _compare_logprobs(self, given: list[float] | None) -> str:
         """Return a line about differing log probabilities, with where and by how much if the answer has `given`."""
         text = "the same tokens, with other probabilities: computed by other arithmetic"
         if given is None:
@@ -126,7 +126,7 @@ class _Comparison:
 
     # ------------------------------------------------------------------------------------------------------ places
 
-    def _of_ids(self, ids: list[int]) -> list[str]:
+    def _compare_ids(self, ids: list[int]) -> list[str]:
         ours = self.computed.token_ids
         if ids == ours:
             return []
@@ -134,9 +134,9 @@ class _Comparison:
         if Tokens.of(ids) != self.claim.answer:
             lines.append(f"the answer's {len(ids)} tokens are not those of the receipt")
         at = next((i for i, (a, b) in enumerate(zip(ids, ours, strict=False)) if a != b), min(len(ids), len(ours)))
-        return [*lines, f"the answer from token {at} on: {self._beside(ids[at : at + 1], at)}"]
+        return [*lines, f"the answer from token {at} on: {self._compare_tokens(ids[at : at + 1], at)}"]
 
-    def _beside(self, theirs: Sequence[int], at: int) -> str:
+    def _compare_tokens(self, theirs: Sequence[int], at: int) -> str:
         """Return the answer's token at `at` (`theirs`; empty: its end) and the computed one, with log probabilities."""
         ours = self.computed.token_ids
         pair = [tuple(theirs), tuple(ours[at : at + 1])]
@@ -153,7 +153,7 @@ class _Comparison:
         apart = "" if first is None or second is None else f": {abs(first - second):.6g} apart"
         return f"{texts[0]}, computed {texts[1]}{apart}"
 
-    def _of_text(self, text: str) -> str:
+    def _compare_text(self, text: str) -> str:
         """Return a line about the first differing character, and about the first differing token if the tokenizer gives
         the computed tokens up to there."""
         ours = self.computed.text
@@ -165,7 +165,7 @@ class _Comparison:
         common = self.computed.token_ids[:index]
         if decode([*common, *theirs]) != text[: length + len(decode(theirs))]:
             return said
-        return f"{said}; token {index}: {self._beside(theirs, index)}"
+        return f"{said}; token {index}: {self._compare_tokens(theirs, index)}"
 
     def _last_token_before(self, at: int) -> tuple[int, int]:
         """Return the number of tokens before the one with character `at`, and how many characters they have."""

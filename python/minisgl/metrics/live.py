@@ -36,21 +36,21 @@ class LiveFigures:
         self._metrics = metrics
         self._stats = stats
         self._clock = clock
-        self._looks: deque[tuple[float, dict[str, Any], EngineStats, dict[str, list[int]]]] = deque()
+        self._readings: deque[tuple[float, dict[str, Any], EngineStats, dict[str, list[int]]]] = deque()
 
     def forget(self) -> None:
         """Drop all readings, when the last client has left."""
-        self._looks.clear()
+        self._readings.clear()
 
     def look(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """Read the counters and return the data of a `stats` event. `about`: the fields of /stats but metrics."""
         now, snapshot = self._clock(), self._metrics.snapshot()
         stats, counts = self._stats() or NOTHING, self._metrics.latencies()
-        while len(self._looks) > 1 and now - self._looks[0][0] > WINDOW_S:
-            self._looks.popleft()
-        oldest = self._looks[0] if self._looks else None
-        before = self._looks[-1] if self._looks else None
-        self._looks.append((now, snapshot, stats, counts))
+        while len(self._readings) > 1 and now - self._readings[0][0] > WINDOW_S:
+            self._readings.popleft()
+        oldest = self._readings[0] if self._readings else None
+        before = self._readings[-1] if self._readings else None
+        self._readings.append((now, snapshot, stats, counts))
         interval = 0.0 if before is None else now - before[0]
         prompt, cached = _tokens(stats, NOTHING if oldest is None else oldest[2])
         event: dict[str, Any] = {

@@ -43,7 +43,7 @@ class BatchesOfSeveral:
         self._registry = registry
         self._limits = limits
         self._config = config
-        most = most_in_flight([model.entry for model in registry.models.values()])
+        most = max_lines_in_flight([model.entry for model in registry.models.values()])
         self.all = Batches(config, store, lambda: most, self._ask)
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
         install_handlers(app)
@@ -91,6 +91,6 @@ class BatchesOfSeveral:
         return Said.of(status, body, dict(said).get(b"retry-after"))
 
 
-def most_in_flight(entries: Sequence[Entry]) -> int:
+def max_lines_in_flight(entries: Sequence[Entry]) -> int:
     """Return how many lines may be in flight: the rows of the largest engine. A server takes what it can."""
     return max(one.config.engine.rows_on(one.config.engine.device) for one in entries)

@@ -129,7 +129,7 @@ class Registry:
         lease = Lease(self.end, model)
         model.use.last = next(self._count)
         if model.state == "loaded" and model.name not in self._leaving:
-            self._give(lease)
+            self._grant(lease)
             return lease
         self._check_can_be(model)
         if (waiting := self.num_waiting) >= self._most_waiting:
@@ -138,7 +138,7 @@ class Registry:
         if model.state != "loading" and model not in self._queue:
             model.use.queued_since = time.monotonic()
             self._queue.append(model)
-        self._turn_soon()
+        self._decide_soon()
         return lease
 
     def lease_in_background(self, model: Model) -> Lease | None:
@@ -157,7 +157,7 @@ class Registry:
             quiet = time.monotonic() - QUIET_S
             in_use = [one.name for one in self.models.values() if one.use.num_lines or one.use.asked_at > quiet]
             need = self._need(model)
-            self._make(model, need, make_room(self._room(in_use), need))
+            self._carry_out(model, need, make_room(self._room(in_use), need))
         return None
 
     def end(self, lease: Lease) -> None:
@@ -165,7 +165,7 @@ class Registry:
         use.idle_since = time.monotonic()
         if lease.in_background:
             use.num_lines -= 1
-            self._turn_soon()
+            self._decide_soon()
             return
         use.last, use.asked_at = next(self._count), use.idle_since
         if lease in model.waiting:
@@ -173,7 +173,7 @@ class Registry:
         elif lease.ready.done() and not lease.ready.cancelled() and lease.ready.exception() is None:
             use.num_serving -= 1
         lease.ready.cancel()
-        self._turn_soon()
+        self._decide_soon()
 
     async def unload(self, model: Model) -> None:
         """Unload a model and wait until it is unloaded. Raises `ApiError` 409 if it is in use."""
@@ -236,12 +236,12 @@ class Registry:
     def _pinned(self) -> list[Model]:
         return [model for model in self.models.values() if model.entry.pin]
 
-    def _turn_soon(self) -> None:
+    def _decide_soon(self) -> None:
         if not self._is_due and not self._is_closed:
             self._is_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            asyncio.get_running_loop().call_soon(self._decide)
 
-    def _turn(self) -> None:
+    def _decide(self) -> None:
         """Make all decisions that are possible now. Call it after anything that may change a decision."""
         self._is_due = False
         if self._is_closed:
@@ -259,7 +259,7 @@ class Registry:
         if self._timer is not None:
             self._timer.cancel()
         if (wait_s := min(due)) < math.inf:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._turn)
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._decide)
 
     def _serve_queue(self, now: float) -> float:
         """Load queued models that fit. Return the seconds until time alone changes a decision, or infinity."""
@@ -278,7 +278,7 @@ class Registry:
             need, waited_s = self._need(head), now - head.use.queued_since
             load_s = {name: model.seen.load_s for name, model in self.models.items()}
             decision = move(self._room(), need, waited_s, load_s)
-            self._make(head, need, decision)
+            self._carry_out(head, need, decision)
             if head.state != "unloaded":
                 self._queue.pop(0)
                 continue
@@ -293,7 +293,7 @@ class Registry:
         if model.need() is not None or model.seen.was_fetched:
             return False
         model.state = "loading"
-        self._spawn(self._get(model))
+        self._spawn(self._download(model))
         return True
 
     def _need(self, model: Model) -> int:
@@ -301,7 +301,7 @@ class Registry:
         need = model.need()
         return self.budget - sum(one.need() or 0 for one in self._pinned()) if need is None else need
 
-    def _make(self, model: Model, need: int, decision: Move | None) -> None:
+    def _carry_out(self, model: Model, need: int, decision: Move | None) -> None:
         """Carry out a decision for a model that needs `need` bytes."""
         if decision is None:
             return
@@ -348,7 +348,7 @@ class Registry:
 
     # ------------------------------------------------------------------------------------------------------ their ends
 
-    def _give(self, lease: Lease) -> None:
+    def _grant(self, lease: Lease) -> None:
         assert lease.model.server is not None
         lease.model.use.num_serving += 1
         lease.ready.set_result(lease.model.server)
@@ -356,7 +356,7 @@ class Registry:
     def _admit(self, model: Model) -> None:
         waiting, model.waiting = model.waiting, []
         for lease in waiting:
-            self._give(lease)
+            self._grant(lease)
 
     def _refuse(self, model: Model, error: ApiError) -> None:
         waiting, model.waiting = model.waiting, []
@@ -377,7 +377,7 @@ class Registry:
         finally:
             self._num_preloading -= 1
 
-    async def _get(self, model: Model) -> None:
+    async def _download(self, model: Model) -> None:
         """Download the model's files, after which its need is known, and put it first in the queue."""
         try:
             await self._servers.fetch(model)
@@ -387,7 +387,7 @@ class Registry:
             self._queue.insert(0, model)
         finally:
             model.state = "unloaded"
-            self._turn_soon()
+            self._decide_soon()
 
     async def _load(self, model: Model, need: int, given: int) -> None:
         """Start the model's server, within `given` of the `need` bytes that are reserved for it."""
@@ -405,7 +405,7 @@ class Registry:
             if server is None:
                 model.state = "unloaded"
                 self._needs.pop(model.name, None)
-                self._turn_soon()
+                self._decide_soon()
         if server is None:
             return
         model.server, model.state, model.failure.count = server, "loaded", 0
@@ -416,7 +416,7 @@ class Registry:
         say(f"{model.name}: loaded after {model.seen.load_s:.2f} s, for {model.use.num_serving} requests")
         await self.measure(model)
         await self._servers.keep(model)
-        self._turn_soon()
+        self._decide_soon()
 
     def _failed(self, model: Model, reason: str) -> None:
         failure = model.failure
@@ -447,7 +447,7 @@ class Registry:
         self._needs.pop(model.name, None)
         self.num_unloads[model.name] += 1
         say(f"{model.name}: unloaded after {time.monotonic() - began:.2f} s")
-        self._turn_soon()
+        self._decide_soon()
         await self._servers.keep(model)
 
     async def measure(self, model: Model) -> None:
@@ -455,7 +455,7 @@ class Registry:
         used = await self._servers.measure(model)
         if used > self._needs.get(model.name, used):
             self._needs[model.name] = used
-            self._turn_soon()
+            self._decide_soon()
 
 
 def not_loaded(model: Model, retry_after_s: int = 1) -> ApiError:

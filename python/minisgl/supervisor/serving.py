@@ -231,7 +231,7 @@ async def _serve(
     _greet(config, front_end, url, ready, time.monotonic() - began, chats=bool(tokenizer.template_source()))
     demo = _begin_demo(url, config.model_name, config.any_key) if config.demo_load else None
     keys = app.context.keys
-    reports = asyncio.ensure_future(keys.tell_forever(_tell)) if config.tells_use else None
+    reports = asyncio.ensure_future(keys.tell_forever(_report_use)) if config.tells_use else None
     died = asyncio.ensure_future(_until_gone(client, process))
     stop = asyncio.ensure_future(signals.stop.wait())
     drain = asyncio.ensure_future(signals.drain.wait())
@@ -246,7 +246,7 @@ async def _serve(
     elif not died.done():
         await _drain(app, front_end.gateway, config.limits.drain_timeout, died, stop)
     if died.done():
-        _last_words(client, died.result())
+        _report_death(client, died.result())
     code = 1 if died.done() else 0
     for wait in (died, stop, drain):
         wait.cancel()
@@ -263,7 +263,7 @@ async def _serve(
     if reports is not None:
         reports.cancel()
         with contextlib.suppress(OSError):
-            _tell(keys.readings())
+            _report_use(keys.readings())
     return code
 
 
@@ -324,7 +324,7 @@ async def _until_gone(client: ProcessClient, process: Engines) -> int | None:
         return exit_code
 
 
-def _last_words(client: ProcessClient, exit_code: int | None) -> None:
+def _report_death(client: ProcessClient, exit_code: int | None) -> None:
     """Log why the engine process is gone, as far as that is known, and fail all requests."""
     client.fail(
         "the engine process ended the connection"
@@ -382,7 +382,7 @@ def _announce(url: str, config: ServerConfig, ready: EngineReady) -> None:
     print(json.dumps(said), flush=True)
 
 
-def _tell(readings: list[tuple[int, int]]) -> None:
+def _report_use(readings: list[tuple[int, int]]) -> None:
     print(json.dumps(readings), flush=True)
 
 

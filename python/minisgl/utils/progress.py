@@ -85,7 +85,7 @@ class Display:
         elif self._terminal is not None:
             self._draw(text, done, total)
         else:
-            self._tell(text, done, total)
+            self._log_step(text, done, total)
 
     def close(self) -> None:
         """End the current progress step and remove its bar."""
@@ -115,7 +115,7 @@ class Display:
         if done >= total:
             self.close()
 
-    def _tell(self, text: str, done: int, total: int) -> None:
+    def _log_step(self, text: str, done: int, total: int) -> None:
         if text != self._step:
             self._step, self._said_at = text, self._clock()
             self._line(text)
