@@ -10,7 +10,7 @@
 
 use std::time::Instant;
 
-use minisgl_core::{CachePolicy, Candidate, Error, RadixCacheManager, StepCapacity};
+use minisgl_core::{CachePolicy, Candidate, ChunkLimits, Error, RadixCacheManager};
 use minisgl_core::{make_metadata_buffers, prefill_admission_plan};
 
 const NUM_NODES: usize = 100_000;
@@ -125,7 +125,7 @@ fn plan_chunk(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
         has_state: false,
         num_unscheduled: 128,
     };
-    let capacity = StepCapacity {
+    let capacity = ChunkLimits {
         budget: 512,
         available: 4096,
         page_size: 1,

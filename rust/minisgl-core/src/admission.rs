@@ -76,7 +76,7 @@ pub(crate) fn size_chunk(
         num_found,
         num_loadable,
         has_state,
-    } = reusable_prefix(requests, index, length, tree, step);
+    } = find(requests, index, length, tree, step);
     let row = Candidate {
         length,
         num_pages: requests.pages(index).len(),
@@ -174,7 +174,7 @@ fn plan_chunk(row: &Candidate, budget: i64, available: usize, size: usize, max_p
 /// `needed`: pages that started requests will yet take, estimated; `reserve_ratio` in 1/1024.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
-pub struct StepCapacity {
+pub struct ChunkLimits {
     pub budget: i64,
     pub available: usize,
     pub page_size: usize,
@@ -188,7 +188,7 @@ pub struct StepCapacity {
 ///
 /// # Errors
 /// `Error::Argument` for a page size of 0, a ratio above 1024, or a candidate with contradicting counts.
-pub fn prefill_admission_plan(candidates: &[Candidate], mut left: StepCapacity) -> Result<Vec<PlannedChunk>> {
+pub fn prefill_admission_plan(candidates: &[Candidate], mut left: ChunkLimits) -> Result<Vec<PlannedChunk>> {
     let size = left.page_size;
     if size == 0 || size > MAX_U32 / 2 {
         return argument("page_size", format!("{size}: must be between 1 and 2^31 - 1"));
@@ -242,7 +242,7 @@ pub fn prefill_admission_plan(candidates: &[Candidate], mut left: StepCapacity) 
 
 /// Returns how many tokens of a waiting request are cached or can be loaded, so that `step` need not compute them.
 pub(crate) fn cached_len(requests: &Requests, index: Index, tree: &RadixTree, step: i64) -> usize {
-    let prefix = reusable_prefix(requests, index, requests.get(index).len.to_usize(), tree, step);
+    let prefix = find(requests, index, requests.get(index).len.to_usize(), tree, step);
     (prefix.matched.pages.len() + prefix.num_loadable) * tree.page_size()
 }
 
@@ -256,7 +256,7 @@ struct ReusablePrefix {
 }
 
 /// Looks up the reusable part of a request's first `length` tokens, for a row of `step`.
-fn reusable_prefix(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step: i64) -> ReusablePrefix {
+fn find(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step: i64) -> ReusablePrefix {
     let (request, cold) = (requests.get(index), requests.cold(index));
     let num_pages = requests.pages(index).len();
     let max_match = match request.uses_cache {
@@ -414,8 +414,8 @@ impl ReserveRatio {
 
     /// Returns the pages reserved for at most `num_unscheduled` output tokens, rounded up.
     pub fn reserve_pages(&self, num_unscheduled: u32, page_size: PageSize) -> usize {
-        let most = num_unscheduled.min(MAX_OUTPUT_ESTIMATE);
-        let output = (most * self.value.to_u32()) >> RATIO_BITS;
+        let max_output = num_unscheduled.min(MAX_OUTPUT_ESTIMATE);
+        let output = (max_output * self.value.to_u32()) >> RATIO_BITS;
         page_size.count(output).to_usize()
     }
 }

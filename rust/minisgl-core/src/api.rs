@@ -119,7 +119,7 @@ pub enum Error {
     },
     /// An invalid argument of a building block (prefix cache, step arrays). The call changed nothing.
     Argument {
-        /// Name of the argument.
+        /// Name of the invalid argument.
         name: &'static str,
         /// Rule that the argument's value breaks.
         reason: String,

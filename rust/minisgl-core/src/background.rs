@@ -31,7 +31,7 @@ impl Background {
     /// Unused credit is lost but for a fraction of a token. Without other requests the bound grows by a quarter each
     /// step, so that a returning request finds a step in progress of at most about a quarter of the time that it was
     /// away, where step time grows with tokens.
-    pub fn allowance(&mut self, num_ordinary: usize, num_prefilled: i64) -> i64 {
+    pub fn bound(&mut self, num_ordinary: usize, num_prefilled: i64) -> i64 {
         if num_ordinary > 0 {
             let mut gain = self.gain;
             if num_prefilled > 0 && gain < UNBOUNDED {

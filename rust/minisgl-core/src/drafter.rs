@@ -63,7 +63,7 @@ impl Drafter {
     }
 
     /// Updates draft length and pause after a draft was verified. `length` is the sequence's length in tokens now.
-    pub fn on_verified(&mut self, length: usize) {
+    pub fn learn(&mut self, length: usize) {
         self.draft_len = (2 * self.num_accepted).max(FIRST_LEN).min(self.max_len);
         self.pause = match self.num_accepted {
             0 => (2 * self.pause).clamp(1, MAX_PAUSE),

@@ -51,7 +51,7 @@ pub(crate) fn propose(requests: &mut Requests, index: Index, tree: &RadixTree) {
 }
 
 /// Accepts a draft from outside. Returns false if the sequence has another length or takes no drafts now.
-pub(crate) fn accept_external(requests: &mut Requests, index: Index, draft: &Draft) -> bool {
+pub(crate) fn take(requests: &mut Requests, index: Index, draft: &Draft) -> bool {
     let request = requests.get(index);
     let decodes = request.state == State::Started && !request.is_prefilling();
     let (length, num_pending) = (request.len.to_usize(), request.num_pending.to_usize());
@@ -122,7 +122,7 @@ pub(crate) fn settle(requests: &mut Requests, index: Index, tree: &mut RadixTree
     let (sequence, cold) = requests.parts_mut(index);
     tree.pool.push(sequence.pages.drain(num_pages..))?;
     if let Some(drafter) = &mut cold.drafter {
-        drafter.on_verified(length);
+        drafter.learn(length);
     }
     Ok(())
 }

@@ -30,7 +30,7 @@ mod state;
 mod step;
 mod step_arrays;
 
-pub use admission::{Candidate, PlannedChunk, StepCapacity, prefill_admission_plan};
+pub use admission::{Candidate, ChunkLimits, PlannedChunk, prefill_admission_plan};
 pub use api::{CachePolicy, Config, Error, Result, SchedulePolicy, Stats};
 #[cfg(feature = "test-panics")]
 pub use faulty::{Call, Moment};

@@ -33,7 +33,7 @@ pub(crate) struct DecidedStep {
     pub assigned: Vec<(Index, usize)>, // request and cached length in tokens
     pub freed: Vec<u32>,               // freed slots
     pub num_retracted: usize,
-    pub num_background_retracted: usize, // those of the retracted that are in the background
+    pub num_gave_way: usize, // those of the retracted that are in the background
     pub num_prefill_page_changes: usize,
     pub background: bool,               // whether background rows are being decided
     pub num_background: usize,          // tokens of background rows
@@ -62,7 +62,7 @@ impl DecidedStep {
         self.assigned.clear();
         self.freed.clear();
         self.num_retracted = 0;
-        self.num_background_retracted = 0;
+        self.num_gave_way = 0;
         self.background = false;
         self.num_background = 0;
         self.num_prefill_page_changes = 0;
@@ -137,7 +137,7 @@ struct Writer<'a, 'b> {
 }
 
 impl Writer<'_, '_> {
-    /// Writes for draft rows the columns that `DecodeSet::schedule` wrote for other decode rows.
+    /// Writes the columns of draft rows; `DecodeSet::schedule` wrote those of other decode rows.
     fn draft_columns(&mut self, decided: &DecidedStep, requests: &Requests) {
         let entry = &mut *self.entry;
         for (row, draft) in (decided.decode_rows.len()..).zip(&decided.draft_rows) {

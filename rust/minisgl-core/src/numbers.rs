@@ -4,7 +4,7 @@
 //! engine are int32. Each method asserts in debug builds that its value fits.
 #![allow(clippy::as_conversions)]
 
-/// Largest count of 32 bits.
+/// Largest value of a 32-bit count, as `usize`.
 pub(crate) const MAX_U32: usize = u32::MAX as usize;
 
 /// Conversion to an array index or a size. Lossless, because `usize` has at least 32 bits here.
@@ -111,7 +111,7 @@ impl LowBits for u64 {
 pub(crate) struct MultiplesOf {
     inverse: u32,
     zeros: u32,
-    most: u32,
+    max: u32,
 }
 
 impl MultiplesOf {
@@ -122,12 +122,12 @@ impl MultiplesOf {
         let odd = number >> zeros;
         // each round doubles how many of the low bits are right: 3, 6, 12, 24, 48
         let inverse = (0..4).fold(odd, |x, _| x.wrapping_mul(2_u32.wrapping_sub(odd.wrapping_mul(x))));
-        let most = u32::MAX / number;
-        Self { inverse, zeros, most }
+        let max = u32::MAX / number;
+        Self { inverse, zeros, max }
     }
 
     pub fn has(self, number: u32) -> bool {
-        number.wrapping_mul(self.inverse).rotate_right(self.zeros) <= self.most
+        number.wrapping_mul(self.inverse).rotate_right(self.zeros) <= self.max
     }
 
     /// Returns true if `number` has enough trailing zero bits for a multiple. A cheap necessary condition for `has`.

@@ -61,7 +61,7 @@ impl Pins {
     }
 
     /// Locks the pages of the request's pin once the last of them is scheduled. Returns true if this call locked them.
-    pub fn lock_scheduled(&mut self, requests: &Requests, index: Index, tree: &mut RadixTree) -> Result<bool> {
+    pub fn take(&mut self, requests: &Requests, index: Index, tree: &mut RadixTree) -> Result<bool> {
         if self.pins.is_empty() {
             return Ok(false);
         }
@@ -83,14 +83,14 @@ impl Pins {
     }
 
     /// Holds the deepest state checkpoint on the locked path. Call after the step's checkpoints are assigned.
-    pub fn hold_checkpoint(&mut self, req_id: i64, tree: &mut RadixTree) {
+    pub fn hold(&mut self, req_id: i64, tree: &mut RadixTree) {
         if let Some(pin) = self.pins.get_mut(&req_id) {
             pin.saved = pin.handle.and_then(|handle| tree.hold_deepest(handle));
         }
     }
 
     /// Returns true if the request's pin has locked its pages.
-    pub fn has_locked(&self, req_id: i64) -> bool {
+    pub fn holds(&self, req_id: i64) -> bool {
         self.pins.get(&req_id).is_some_and(|pin| pin.handle.is_some())
     }
 
@@ -110,7 +110,7 @@ impl Pins {
     }
 
     /// Unlocks all pins after the tree was reset. Pins of live requests remain and will lock again; others are removed.
-    pub fn unlock_all(&mut self, is_live: impl Fn(i64) -> bool) {
+    pub fn forget(&mut self, is_live: impl Fn(i64) -> bool) {
         self.pins.retain(|&req_id, pin| {
             pin.handle = None;
             pin.saved = None;

@@ -78,12 +78,12 @@ impl Ranking {
     pub fn num_candidates(&self, waiting: &Queue, requests: &Requests) -> usize {
         let Some(first) = waiting.first() else { return 0 };
         let (of_first, first, _) = requests.cold(first).order;
-        let (window, most) = window(self.policy);
+        let (window, max_candidates) = window(self.policy);
         let may_go_first = |&index: &Index| {
             let (background, age, _) = requests.cold(index).order;
             background == of_first && age < first + window
         };
-        waiting.iter().take(most).take_while(may_go_first).count()
+        waiting.iter().take(max_candidates).take_while(may_go_first).count()
     }
 }
 

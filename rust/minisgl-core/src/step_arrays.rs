@@ -79,7 +79,7 @@ pub fn make_metadata_buffers(starts: &[i32], extend_lens: &[i32], pages: &[i32],
         .map(|(&start, &len)| columns(start, len).3)
         .sum();
     same_len("pages", pages.len(), wanted)?;
-    let most = (1_u32 << 31) / size.size(); // pages whose token slots fit in an int32
+    let limit = (1_u32 << 31) / size.size(); // pages whose token slots fit in an int32
     let Ok(pages) = pages
         .iter()
         .map(|&page| Page::try_from(page))
@@ -87,7 +87,7 @@ pub fn make_metadata_buffers(starts: &[i32], extend_lens: &[i32], pages: &[i32],
     else {
         return argument("pages", "a page below 0");
     };
-    if let Some(page) = pages.iter().find(|&&page| page >= most) {
+    if let Some(page) = pages.iter().find(|&&page| page >= limit) {
         return argument(
             "pages",
             format!("page {page} of {page_size} tokens: its slots exceed int32"),

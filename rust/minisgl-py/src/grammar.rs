@@ -77,13 +77,14 @@ impl GrammarTokenizer {
     }
 }
 
-/// Time after which a mask computed inline, in a step of several requests, is cancelled and computed outside.
+/// Time after which a mask computed inside a step with other requests is cancelled; it is recomputed outside of the
+/// step.
 const LONGEST: Duration = Duration::from_millis(10);
-/// Time above which a mask counts as slow: the next ones are computed outside.
+/// Time above which a mask counts as slow: the next ones are computed outside of the step.
 const SLOW: Duration = Duration::from_millis(2);
 /// Time up to which a mask is computed inline even if the step has spent its time on masks.
 const QUICK: Duration = Duration::from_micros(100);
-/// Maximum exponent of 2 for the number of masks computed outside after slow inline masks.
+/// Maximum exponent of 2 for the number of masks computed outside of steps after slow ones.
 const MAX_DOUBLINGS: u32 = 8;
 
 /// Compiled grammar, and the mask of its first token. Each request gets an independent copy.
@@ -257,7 +258,7 @@ impl Grammar for MatcherState {
             && (self.num_outside > 0
                 || self.matcher.is_none()
                 || (left.is_zero() && self.last > QUICK)
-                || !self.find(Some(LONGEST)));
+                || !self.compute_mask(Some(LONGEST)));
         self.write(mask);
         !is_late
     }
@@ -304,7 +305,7 @@ impl MatcherState {
     /// Computes the next mask, however long that takes.
     fn prepare(&mut self) {
         if self.mask.is_none() && !self.has_ended && self.error.is_empty() {
-            self.find(None);
+            self.compute_mask(None);
         }
     }
 
@@ -322,7 +323,7 @@ impl MatcherState {
     }
 
     /// Computes the mask after `tokens`, or sets the error. Returns false if it was cancelled after `limit`.
-    fn find(&mut self, limit: Option<Duration>) -> bool {
+    fn compute_mask(&mut self, limit: Option<Duration>) -> bool {
         let began = Instant::now();
         let cpu = limit.is_none().then(processor_time).flatten();
         let mut matcher = self.matcher.take().unwrap_or_else(|| self.start.copy());
@@ -417,7 +418,7 @@ static ALARMS: LazyLock<Alarms> = LazyLock::new(Alarms::default);
 impl Alarms {
     /// Interval of the checks: masks are short, and no thread is woken for a single one.
     const EVERY: Duration = Duration::from_millis(2);
-    /// Checks without any alarm before the thread sleeps.
+    /// Number of checks without any alarm after which the thread sleeps.
     const IDLE: u32 = 500;
 
     fn locked(&self) -> MutexGuard<'_, Vec<(u64, Instant, CancellationHandle)>> {

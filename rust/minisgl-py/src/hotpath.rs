@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use minisgl_core::{CachePolicy, Candidate, Error, Handle, Match, Metadata, RadixCacheManager as Cache, StepCapacity};
+use minisgl_core::{CachePolicy, Candidate, ChunkLimits, Error, Handle, Match, Metadata, RadixCacheManager as Cache};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -124,7 +124,7 @@ impl RadixMatch {
     }
 }
 
-/// Prefix cache with its page pool. As a `minisgl.scheduler.parts.PrefixTree` it also has what a scheduler needs.
+/// Prefix cache with its page pool. Also implements `minisgl.scheduler.parts.PrefixTree`, which schedulers use.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct RadixCacheManager {
     cache: Cache,
@@ -409,7 +409,7 @@ pub(crate) fn prefill_admission_plan(
         })
     };
     let rows: Vec<Candidate> = candidates.iter().enumerate().map(read).collect::<PyResult<_>>()?;
-    let capacity = StepCapacity {
+    let capacity = ChunkLimits {
         budget,
         available: count("available", available)?,
         page_size: count("page_size", page_size)?,

@@ -121,13 +121,13 @@ impl Bound {
         Some(normal.get().to_owned().into())
     }
 
-    /// Returns a lower bound of the token count of `text`, or 0 without one. Stops once it exceeds `most`.
-    pub(super) fn min_tokens(&self, backend: &Backend, text: &str, most: usize) -> usize {
-        if text.len() <= most || self.swallowing.iter().any(|token| text.contains(token)) {
+    /// Returns a lower bound of the token count of `text`, or 0 without one. Stops once it exceeds `limit`.
+    pub(super) fn min_tokens(&self, backend: &Backend, text: &str, limit: usize) -> usize {
+        if text.len() <= limit || self.swallowing.iter().any(|token| text.contains(token)) {
             return 0;
         }
         let (mut totals, mut found, mut rest) = ([0; 5], 0, text);
-        while !rest.is_empty() && found <= most {
+        while !rest.is_empty() && found <= limit {
             let is_end = |at: &usize| rest.is_char_boundary(*at);
             let end = (CHUNK_BYTES.min(rest.len())..=rest.len())
                 .find(is_end)

@@ -14,9 +14,9 @@ const MAX_SHARE: usize = 32;
 /// Counters of the encoding cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Lookups that hit.
+    /// Number of cache lookups that hit.
     pub hits: u64,
-    /// Lookups that missed.
+    /// Number of cache lookups that missed.
     pub misses: u64,
     /// Bytes of the texts that hit.
     pub bytes_hit: u64,

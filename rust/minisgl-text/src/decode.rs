@@ -340,7 +340,7 @@ impl TextStream {
         for (text, is_content) in scan.push(&self.text, ended) {
             let mut rest = text.as_str();
             while let Some((len, is_searched)) = self.searched.front_mut().filter(|_| !rest.is_empty()) {
-                let (piece, behind) = rest.split_at(rest.len().min(*len));
+                let (piece, after) = rest.split_at(rest.len().min(*len));
                 if is_content && *is_searched {
                     self.matcher.push(piece, out);
                 } else {
@@ -350,7 +350,7 @@ impl TextStream {
                     return;
                 }
                 *len -= piece.len();
-                rest = behind;
+                rest = after;
                 if *len > 0 {
                     break;
                 }

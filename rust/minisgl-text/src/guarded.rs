@@ -206,7 +206,7 @@ impl Guarded {
             if let Some(pre_tokenizer) = backend.get_pre_tokenizer() {
                 pre_tokenizer.pre_tokenize(&mut parts)?;
             }
-            parts.tokenize(|piece| letters(backend.get_model(), markers, piece.get()))
+            parts.tokenize(|piece| tokenize_without_markers(backend.get_model(), markers, piece.get()))
         };
         let done = steps().and_then(|()| parts.into_encoding(None, 0, OffsetType::None));
         let encoding = done.map_err(|error| TextError::NotEncodable(error.to_string()))?;
@@ -214,8 +214,8 @@ impl Guarded {
     }
 }
 
-/// Tokenizes a piece. Splits it after the first character of a marker that the model itself makes of characters.
-fn letters(model: &ModelWrapper, markers: &Markers, piece: &str) -> Result<Vec<Token>> {
+/// Tokenizes a piece without marker tokens: if the model itself yields one, splits the piece after its first character.
+fn tokenize_without_markers(model: &ModelWrapper, markers: &Markers, piece: &str) -> Result<Vec<Token>> {
     let (mut found, mut rest) = (Vec::new(), piece);
     loop {
         let tokens = model.tokenize(rest)?;

@@ -32,7 +32,7 @@ impl Normalizer for Normalize {
     }
 }
 
-/// Error of encoding or decoding.
+/// Error of encoding text to token ids, or of decoding ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TextError {
     /// The tokenizer file cannot be read.

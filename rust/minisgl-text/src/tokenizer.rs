@@ -17,7 +17,7 @@ use super::guarded::{Guarded, Markers};
 use super::normalize::Backend;
 use super::pieces::{Cuts, PIECE_BYTES, Parts, Segment, is_guarded, pieces};
 
-/// Source of a tokenizer.
+/// Source from which a tokenizer is read.
 #[derive(Clone, Debug)]
 pub enum TokenizerSource {
     /// Path of a `tokenizer.json`.
@@ -67,10 +67,10 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Encodes `text` into at most `most` ids, else `TextError::TooMany`. Text that cannot have so few is not encoded,
-    /// a long one not to its end; memory is bounded if it can be split, else by `most` if there is a [`Bound`].
-    pub fn encode(&self, text: &str, add_special_tokens: bool, most: usize) -> Result<Vec<u32>, TextError> {
-        self.encode_guarded(text, &[], add_special_tokens, most)
+    /// Encodes `text` into at most `limit` ids, else `TextError::TooMany`. Text that cannot have so few is not encoded,
+    /// a long one not to its end; memory is bounded if it can be split, else by `limit` if there is a [`Bound`].
+    pub fn encode(&self, text: &str, add_special_tokens: bool, limit: usize) -> Result<Vec<u32>, TextError> {
+        self.encode_guarded(text, &[], add_special_tokens, limit)
     }
 
     /// Encodes as [`Tokenizer::encode`] does, without matching added tokens across `guards` (ascending byte offsets).
@@ -79,25 +79,25 @@ impl Tokenizer {
         text: &str,
         guards: &[usize],
         add_special_tokens: bool,
-        most: usize,
+        limit: usize,
     ) -> Result<Vec<u32>, TextError> {
-        let count = self.min_tokens(text, most);
-        if count > most {
+        let count = self.min_tokens(text, limit);
+        if count > limit {
             return Err(TextError::TooMany { count, at_least: true });
         }
         let around = if add_special_tokens { self.around.as_ref() } else { None };
         if add_special_tokens && around.is_none() {
             self.cache.count_encoded(text.len());
             let ids = self.encode_whole(text, true)?;
-            check(&ids, most, false)?;
+            check(&ids, limit, false)?;
             return Ok(ids);
         }
         let mut ids = around.map_or_else(Vec::new, |(before, _)| before.clone());
         let after = around.map_or(&[][..], |(_, after)| after);
         // a short text is encoded to its end, so that the error has the exact token count
         let is_long = text.len() > PIECE_BYTES;
-        let most_inside = if is_long {
-            most.saturating_sub(after.len())
+        let limit_inside = if is_long {
+            limit.saturating_sub(after.len())
         } else {
             usize::MAX
         };
@@ -108,20 +108,20 @@ impl Tokenizer {
                         Segment::Token(id) => ids.push(id),
                         Segment::Text(range) if is_guarded(guards, &range) => {
                             self.cache.count_encoded(range.len());
-                            self.encode_pieces(text, range, guards, most_inside, &mut ids)?;
+                            self.encode_pieces(text, range, guards, limit_inside, &mut ids)?;
                         }
-                        Segment::Text(range) => self.encode_part(&text[range], most_inside, &mut ids)?,
+                        Segment::Text(range) => self.encode_part(&text[range], limit_inside, &mut ids)?,
                     }
-                    check(&ids, most_inside, true)?;
+                    check(&ids, limit_inside, true)?;
                 }
             }
             None => {
                 self.cache.count_encoded(text.len());
-                self.encode_pieces(text, 0..text.len(), guards, most_inside, &mut ids)?;
+                self.encode_pieces(text, 0..text.len(), guards, limit_inside, &mut ids)?;
             }
         }
         ids.extend_from_slice(after);
-        check(&ids, most, false)?;
+        check(&ids, limit, false)?;
         Ok(ids)
     }
 
@@ -137,17 +137,17 @@ impl Tokenizer {
         &self,
         texts: &[String],
         add_special_tokens: bool,
-        most: usize,
+        limit: usize,
     ) -> Result<Vec<Vec<u32>>, TextError> {
-        let encode = |text: &String| self.encode(text, add_special_tokens, most);
+        let encode = |text: &String| self.encode(text, add_special_tokens, limit);
         texts.maybe_par_iter().map(encode).collect()
     }
 
     /// Returns a lower bound of the token count of `text` without encoding it, not counting special tokens around it.
-    /// Stops once it exceeds `most`.
-    pub fn min_tokens(&self, text: &str, most: usize) -> usize {
+    /// Stops once it exceeds `limit`.
+    pub fn min_tokens(&self, text: &str, limit: usize) -> usize {
         let bound = self.bound.as_ref();
-        bound.map_or(0, |bound| bound.min_tokens(&self.backend, text, most))
+        bound.map_or(0, |bound| bound.min_tokens(&self.backend, text, limit))
     }
 
     /// Splits `text` into pieces of at least `size` bytes, each with the ids that it has in the whole. One piece if the
@@ -208,12 +208,12 @@ impl Tokenizer {
     }
 
     /// Encodes text without split tokens, through the cache.
-    fn encode_part(&self, text: &str, most: usize, ids: &mut Vec<u32>) -> Result<(), TextError> {
+    fn encode_part(&self, text: &str, limit: usize, ids: &mut Vec<u32>) -> Result<(), TextError> {
         if self.cache.get(text, ids) {
             return Ok(());
         }
         let begin = ids.len();
-        self.encode_pieces(text, 0..text.len(), &[], most, ids)?;
+        self.encode_pieces(text, 0..text.len(), &[], limit, ids)?;
         self.cache.put(text, &ids[begin..]);
         Ok(())
     }
@@ -224,7 +224,7 @@ impl Tokenizer {
         text: &str,
         range: Range<usize>,
         guards: &[usize],
-        most: usize,
+        limit: usize,
         ids: &mut Vec<u32>,
     ) -> Result<(), TextError> {
         let mut at = range.start;
@@ -241,7 +241,7 @@ impl Tokenizer {
                 }
             };
             ids.append(&mut piece_ids);
-            check(ids, most, true)?;
+            check(ids, limit, true)?;
         }
         Ok(())
     }
@@ -273,9 +273,9 @@ impl Tokenizer {
     }
 }
 
-fn check(ids: &[u32], most: usize, at_least: bool) -> Result<(), TextError> {
+fn check(ids: &[u32], limit: usize, at_least: bool) -> Result<(), TextError> {
     let count = ids.len();
-    if count > most {
+    if count > limit {
         Err(TextError::TooMany { count, at_least })
     } else {
         Ok(())

@@ -174,8 +174,8 @@ impl OutputGrammar<'_> {
         rules.append(&mut helpers.rules);
     }
 
-    /// Adds the rules for free text with calls from their marker on. A spelled-out marker ends a text by itself,
-    /// because the grammar would prefer a longer text.
+    /// Adds the rules for free text that may contain calls, each from its marker on. A marker that is no token ends the
+    /// text by itself, because the grammar would prefer a longer text.
     fn free(&self, format: &ToolFormat, bare: &str, rules: &mut Vec<String>) {
         let mut text = format!("{ANY} & ~/{LIKE_A_CALL}/");
         if format.python {
@@ -366,13 +366,13 @@ impl Helpers {
             .map(|(name, schema, required)| (field(name, &schema), required))
             .collect();
         let (must, may): (Vec<_>, Vec<_>) = fields.iter().partition(|(_, required)| *required);
-        let behind = |some: &[&(String, bool)]| {
+        let after = |some: &[&(String, bool)]| {
             some.iter()
                 .map(|(one, _)| format!(" (\",\" /\\s?/ {one})?"))
                 .collect::<String>()
         };
         if must.is_empty() {
-            let starts = (0..may.len()).map(|first| format!("{}{}", may[first].0, behind(&may[first + 1..])));
+            let starts = (0..may.len()).map(|first| format!("{}{}", may[first].0, after(&may[first + 1..])));
             let starts: Vec<String> = starts.collect();
             return Some(if starts.is_empty() {
                 String::new()
@@ -381,7 +381,7 @@ impl Helpers {
             });
         }
         let must: Vec<&str> = must.iter().map(|(one, _)| one.as_str()).collect();
-        Some(format!("{}{}", must.join(" \",\" /\\s?/ "), behind(&may)))
+        Some(format!("{}{}", must.join(" \",\" /\\s?/ "), after(&may)))
     }
 
     /// Returns the grammar of Python arguments, `name=value`, with JSON values.

@@ -71,13 +71,13 @@ impl RadixTree {
         };
         checkpoints.floor = worth;
         let node = checkpoints.nodes[slot.to_usize()];
-        self.remove_checkpoint(node);
+        self.take_off(node);
         self.prune(node)?;
         Ok(Some(slot))
     }
 
     /// Removes the checkpoint of `node` and returns its slot, which is not freed. `None` if it had none.
-    fn remove_checkpoint(&mut self, node: NodeId) -> Option<Slot> {
+    fn take_off(&mut self, node: NodeId) -> Option<Slot> {
         let slot = std::mem::replace(&mut self.nodes.get_mut(node).checkpoint, NO_CHECKPOINT);
         let checkpoints = self.checkpoints.as_mut()?;
         if slot == NO_CHECKPOINT {
@@ -91,7 +91,7 @@ impl RadixTree {
 
     /// Removes the checkpoint of `node` and frees its slot.
     pub(super) fn free_checkpoint(&mut self, node: NodeId) {
-        if let Some(slot) = self.remove_checkpoint(node) {
+        if let Some(slot) = self.take_off(node) {
             self.free_slot(slot);
         }
     }

@@ -16,9 +16,9 @@ impl Scheduler {
     /// `minisgl.scheduler.api.ControlPlane.drafts_wanted`.
     #[must_use]
     pub fn drafts_wanted(&self) -> Vec<(i64, usize)> {
-        let (started, most) = (&self.state.started, self.config.max_draft_len);
-        let fits = started.len() * (1 + most) <= self.limits.max_rows;
-        if most == 0 || !fits || started.iter().any(|row| row.kind.prefills) {
+        let (started, max_len) = (&self.state.started, self.config.max_draft_len);
+        let fits = started.len() * (1 + max_len) <= self.limits.max_rows;
+        if max_len == 0 || !fits || started.iter().any(|row| row.kind.prefills) {
             return Vec::new();
         }
         let wanted = started.iter().filter_map(|row| {
@@ -34,7 +34,7 @@ impl Scheduler {
     /// Replaces a request's own draft with one from outside, if that is acceptable.
     pub(super) fn take_draft(&mut self, index: Index, draft: &Draft) {
         self.synchronize(index);
-        if drafts::accept_external(&mut self.state.requests, index, draft) {
+        if drafts::take(&mut self.state.requests, index, draft) {
             self.state.started.load(index, &self.state.requests);
         }
     }

@@ -110,7 +110,7 @@ impl Scheduler {
         self.state.tree.pool.reset();
         self.state.tree.reset();
         let live = &self.state.live;
-        self.state.pins.unlock_all(|req_id| live.contains_key(&req_id));
+        self.state.pins.forget(|req_id| live.contains_key(&req_id));
         self.state.slots.reset();
         Ok(())
     }
@@ -152,7 +152,7 @@ impl Scheduler {
             retraction::give_up_pages(&mut self.state.requests, index, &mut self.state.tree)?;
         }
         let by_itself = matches!(reason, FinishReason::Stop | FinishReason::Length);
-        if !(by_itself && self.state.pins.has_locked(req_id)) {
+        if !(by_itself && self.state.pins.holds(req_id)) {
             self.state.pins.drop(req_id, &mut self.state.tree)?;
         }
         if reason == FinishReason::Error {
@@ -177,7 +177,7 @@ impl Scheduler {
         retraction::give_up_pages(&mut self.state.requests, index, &mut self.state.tree)?;
         self.num_retracted += 1;
         self.decided.num_retracted += 1;
-        self.decided.num_background_retracted += usize::from(self.state.requests.get(index).background);
+        self.decided.num_gave_way += usize::from(self.state.requests.get(index).background);
         self.state.requests.get_mut(index).state = State::Waiting;
         self.state.waiting.add(index, &self.state.requests);
         Ok(())

@@ -39,9 +39,9 @@ impl Scheduler {
         }
         std::mem::swap(&mut self.decided.freed, &mut self.state.slots.freed);
         self.state.started.flush_pages(step, &mut self.state.requests);
-        let by_others = self.decided.num_retracted - self.decided.num_background_retracted;
+        let by_others = self.decided.num_retracted - self.decided.num_gave_way;
         self.state.ratio.after_step(by_others);
-        self.keep_cache_budget()?;
+        self.enforce_cache_budget()?;
         if self.config.checkpoint_interval > 0 {
             self.save_tails(step, entry)?;
             self.state.tree.settle_checkpoints();
@@ -115,10 +115,10 @@ impl Scheduler {
             others
         };
         let num_ordinary = self.state.started.num_ordinary();
-        let most = self.background.allowance(num_ordinary, prefilled.to_i64());
-        if most > 0 {
+        let limit = self.background.bound(num_ordinary, prefilled.to_i64());
+        if limit > 0 {
             self.decided.background = true;
-            self.pass(budget, most, true, entry)?;
+            self.pass(budget, limit, true, entry)?;
         }
         self.decided.num_background = self.decided.num_tokens() - others;
         self.background.spend(self.decided.num_background.to_i64());
@@ -126,22 +126,22 @@ impl Scheduler {
     }
 
     /// Schedules rows of the background requests or of the others: started ones in order, then new ones. Decode rows
-    /// come first in the `budget`, if `counts`, and in the limit of `most` tokens; a prefill gets at least a page if
+    /// come first in the `budget`, if `counts`, and within `limit` tokens; a prefill gets at least a page if
     /// tokens are left. Returns the budget left, or `None` if a prefill row got no chunk.
-    fn pass(&mut self, budget: i64, most: i64, counts: bool, entry: &mut RingEntry) -> Result<Option<i64>> {
+    fn pass(&mut self, budget: i64, limit: i64, counts: bool, entry: &mut RingEntry) -> Result<Option<i64>> {
         let mut prefilling = false;
         let mut at = if self.decided.background {
             self.state.started.num_ordinary()
         } else {
             0
         };
-        let mut num_decode = most; // decode rows that fit
+        let mut num_decode = limit; // decode rows that fit
         let mut budget = budget;
         if counts {
-            num_decode = most.min(self.state.started.num_eligible(at..self.end_of_pass()).to_i64());
-            budget = (budget - num_decode).min((most - num_decode).max(self.limits.page_size.to_i64()));
+            num_decode = limit.min(self.state.started.num_eligible(at..self.end_of_pass()).to_i64());
+            budget = (budget - num_decode).min((limit - num_decode).max(self.limits.page_size.to_i64()));
         }
-        let mut prefills = !counts || num_decode < most;
+        let mut prefills = !counts || num_decode < limit;
         while at < self.end_of_pass() {
             // a retraction removes requests from the end
             let row = self.state.started.row(at);
@@ -166,7 +166,7 @@ impl Scheduler {
         let by_priority = if self.decided.background {
             0
         } else {
-            self.decided.num_background_retracted
+            self.decided.num_gave_way
         };
         if self.decided.num_retracted == by_priority {
             budget = self.admit(budget)?;
@@ -184,7 +184,7 @@ impl Scheduler {
     }
 
     /// Evicts unlocked pages above the configured cache budget.
-    fn keep_cache_budget(&mut self) -> Result<()> {
+    fn enforce_cache_budget(&mut self) -> Result<()> {
         let budget = self.config.cache_token_budget;
         if budget == 0 {
             return Ok(());
@@ -194,12 +194,12 @@ impl Scheduler {
         self.state.tree.evict(excess)
     }
 
-    /// Schedules up to `most` neighbouring rows from `at` on that may decode, as far as pages are free or evictable. If
+    /// Schedules up to `limit` neighbouring rows from `at` on that may decode, given free or evictable pages. If
     /// even the first lacks a page, retracts the request started last. Returns the number of rows; 0 if the row at `at`
     /// waits, because it may not decode or is that last one.
-    fn decode_from(&mut self, at: usize, most: i64, entry: &mut RingEntry) -> Result<usize> {
+    fn decode_from(&mut self, at: usize, limit: i64, entry: &mut RingEntry) -> Result<usize> {
         loop {
-            let end = self.end_of_pass().min(at + usize::try_from(most).unwrap_or(0));
+            let end = self.end_of_pass().min(at + usize::try_from(limit).unwrap_or(0));
             let run = self.state.started.run_from(at, end);
             if run.is_empty() {
                 return Ok(0);
@@ -250,7 +250,7 @@ impl Scheduler {
                 continue;
             }
             if chunk.num_tokens > 0 {
-                self.take_chunk(index, &chunk)?;
+                self.schedule_chunk(index, &chunk)?;
                 return Ok(chunk.cost);
             }
             if !(chunk.lacks_pages && self.retract_for(index)?) {
@@ -271,17 +271,17 @@ impl Scheduler {
         admission::size_chunk(&self.state.requests, index, &self.state.tree, budget, room, step)
     }
 
-    fn take_chunk(&mut self, index: Index, chunk: &Chunk) -> Result<()> {
+    fn schedule_chunk(&mut self, index: Index, chunk: &Chunk) -> Result<()> {
         let first_column = self.state.requests.pages(index).len();
-        let begins = self.begin(chunk, first_column);
+        let begins = self.initial_state(chunk, first_column);
         let (tree, saves) = (&mut self.state.tree, &mut self.decided.saves);
         let (when, first_save) = ((self.config.checkpoint_interval, self.decided.step), saves.len());
         let at = admission::apply_chunk(&mut self.state.requests, index, chunk, tree)?;
         let requests = &self.state.requests;
-        let pinned = self.state.pins.lock_scheduled(requests, index, tree)?;
+        let pinned = self.state.pins.take(requests, index, tree)?;
         admission::save_states(requests, index, chunk, tree, at, when, saves)?;
         if pinned {
-            self.state.pins.hold_checkpoint(requests.get(index).req_id, tree);
+            self.state.pins.hold(requests.get(index).req_id, tree);
         }
         let saves = (first_save, saves.len());
         self.num_saved += (saves.1 - saves.0).to_u64();
@@ -307,7 +307,7 @@ impl Scheduler {
 
     /// Returns the source of the row's initial state: a checkpoint slot, `FROM_STORE`, or -1 for an empty state. `None`
     /// if the request continues with its own state.
-    fn begin(&mut self, chunk: &Chunk, num_pages: usize) -> Option<i32> {
+    fn initial_state(&mut self, chunk: &Chunk, num_pages: usize) -> Option<i32> {
         if chunk.begins_stored {
             return Some(FROM_STORE);
         }
@@ -356,7 +356,7 @@ impl Scheduler {
             }
             if !fits && self.state.ranking.policy != SchedulePolicy::Fcfs {
                 let wait = self.steps_until_free(missing);
-                return self.start_ahead_of(index, wait, by_started, budget);
+                return self.admit_small(index, wait, by_started, budget);
             }
             if chunk.num_tokens == 0 || !fits {
                 break;
@@ -404,11 +404,11 @@ impl Scheduler {
 
     /// Starts small requests ahead of `head`, which may lack memory for `wait` steps: candidates whose whole prompt
     /// fits in this step and whose token limit ends them before that, so that `head` is not delayed.
-    fn start_ahead_of(&mut self, head: Index, wait: u32, mut needed: usize, mut budget: i64) -> Result<i64> {
+    fn admit_small(&mut self, head: Index, wait: u32, mut needed: usize, mut budget: i64) -> Result<i64> {
         let size = self.limits.page_size;
         let (waiting, requests) = (&self.state.waiting, &self.state.requests);
-        let most = self.state.ranking.num_candidates(waiting, requests).min(MAX_LOOK_UPS);
-        let candidates: Vec<Index> = waiting.iter().take(most).collect();
+        let limit = self.state.ranking.num_candidates(waiting, requests).min(MAX_LOOK_UPS);
+        let candidates: Vec<Index> = waiting.iter().take(limit).collect();
         for index in candidates {
             let request = self.state.requests.get(index);
             if index == head || request.num_unscheduled() > wait {
@@ -468,7 +468,7 @@ impl Scheduler {
         }
         self.state.requests.reserve_pages(index, self.limits.page_size);
         self.decided.assigned.push((index, cached_len));
-        self.take_chunk(index, chunk)?;
+        self.schedule_chunk(index, chunk)?;
         self.prefilling |= self.state.requests.get(index).is_prefilling();
         self.state.started.add(index, &self.state.requests);
         Ok(())

@@ -24,7 +24,7 @@ const QUOTES: [(char, &str); 5] = [('"', "\""), ('\'', "'"), ('“', "”"), ('�
 /// Maximum length in bytes of a key that is recognized after a bare value.
 const MAX_KEY: usize = 128;
 
-/// Result of reading an object.
+/// Result of reading a tool call's argument object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// Complete: the output is JSON.
@@ -50,7 +50,7 @@ enum State {
     Next,
 }
 
-/// An open object or list.
+/// An object or list whose closing bracket was not read yet.
 struct Open {
     is_object: bool,
     has_items: bool,
@@ -262,8 +262,8 @@ impl Reader {
         let had_items = std::mem::replace(&mut open.has_items, true);
         match comma.filter(|_| had_items) {
             Some(at) if self.quote.is_none() => {
-                let (before, behind) = gap.split_at(at);
-                self.out.extend([before, ",", behind]);
+                let (before, after) = gap.split_at(at);
+                self.out.extend([before, ",", after]);
             }
             None if !had_items => self.out.push_str(&gap),
             _ => self.out.push_str(", "),
@@ -398,13 +398,13 @@ impl Reader {
         let own = QUOTES.iter().find(|(begin, _)| *begin == one).map(|(_, end)| *end);
         let quote = own.or(self.quote).unwrap_or("\"");
         let mut len = quote.len(); // the opening quote is as long as the closing one
-        let behind = &rest[len..];
+        let after = &rest[len..];
         let mut tripled = None;
         if quote.len() == 1 {
-            if end.is_none() && (behind.is_empty() || behind == quote) {
+            if end.is_none() && (after.is_empty() || after == quote) {
                 return None;
             }
-            if let Some(third) = behind.strip_prefix(quote) {
+            if let Some(third) = after.strip_prefix(quote) {
                 if third.starts_with(quote) && !is_key {
                     tripled = Some(if one == '"' { "\"\"\"" } else { "'''" });
                     len = 3;
@@ -433,13 +433,13 @@ impl Reader {
         let Some(one) = rest.chars().next() else {
             return end.and_then(|_| self.broken());
         };
-        if let Some(behind) = rest.strip_prefix(quote) {
-            if self.closes(behind, is_key, end.is_some())? {
+        if let Some(after) = rest.strip_prefix(quote) {
+            if self.closes(after, is_key, end.is_some())? {
                 self.out.push('"');
                 self.state = if is_key { State::Colon } else { State::Next };
                 return Some(quote.len());
             }
-            let mut ahead = Lookahead::new(behind, end.is_some());
+            let mut ahead = Lookahead::new(after, end.is_some());
             if is_key || matches!(ahead.next()?, Some(b',' | b':' | b'}' | b']')) {
                 return self.broken(); // ambiguous: it may or may not end the string
             }
@@ -473,7 +473,7 @@ impl Reader {
 
     fn escape(&mut self, rest: &str, end: Option<End>, is_key: bool) -> Option<usize> {
         let code = |text: &str| {
-            let digits = text.strip_prefix("\\u").and_then(|behind| behind.get(..4))?;
+            let digits = text.strip_prefix("\\u").and_then(|after| after.get(..4))?;
             let is_code = digits.bytes().all(|one| one.is_ascii_hexdigit());
             is_code.then(|| u32::from_str_radix(digits, 16).ok()).flatten()
         };
@@ -501,21 +501,21 @@ impl Reader {
     }
 
     /// Returns whether the call ends at the start of this line inside a string: then the closing quote is missing.
-    fn breaks_off(&self, behind: &str, ended: bool) -> Option<bool> {
-        if !self.is_marker(behind, ended)? {
+    fn breaks_off(&self, after: &str, ended: bool) -> Option<bool> {
+        if !self.is_marker(after, ended)? {
             return Some(false);
         }
-        let len = (self.markers.iter().filter(|one| behind.starts_with(**one)))
+        let len = (self.markers.iter().filter(|one| after.starts_with(**one)))
             .map(|one| one.len())
             .max();
-        let mut ahead = Lookahead::new(&behind[len.unwrap_or(0)..], ended);
+        let mut ahead = Lookahead::new(&after[len.unwrap_or(0)..], ended);
         let is_end = ahead.next()?.is_none() && ahead.is_at_end();
         Some(is_end || self.is_marker(ahead.rest(), ended)?)
     }
 
-    /// Returns whether the quote before `behind` ends its string, which is so only where an object could continue.
-    fn closes(&self, behind: &str, is_key: bool, ended: bool) -> Option<bool> {
-        let mut ahead = Lookahead::new(behind, ended);
+    /// Returns whether the quote before `after` ends its string, which is so only where an object could continue.
+    fn closes(&self, after: &str, is_key: bool, ended: bool) -> Option<bool> {
+        let mut ahead = Lookahead::new(after, ended);
         let Some(next) = ahead.next()? else { return Some(true) };
         if is_key {
             return Some(b":={[-0123456789".contains(&next) || self.starts_quote(ahead)?);
@@ -527,8 +527,8 @@ impl Reader {
                     ahead.at += 1;
                     closed += 1;
                 }
-                let behind = ahead.next()?;
-                Some(closed >= self.open.len() + self.outer || behind.is_none_or(|one| b",<[`;".contains(&one)))
+                let after = ahead.next()?;
+                Some(closed >= self.open.len() + self.outer || after.is_none_or(|one| b",<[`;".contains(&one)))
             }
             b',' => {
                 ahead.at += 1;

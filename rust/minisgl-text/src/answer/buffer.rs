@@ -11,10 +11,10 @@ use std::task::Poll;
 use super::parts::Part;
 use crate::is_space;
 
-/// End of an output.
+/// Way in which a model's output ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The model ended it.
+    /// The model ended the output.
     Whole,
     /// A limit ended it in the middle: the beginning of a possible call is not emitted as text.
     Cut,
@@ -96,10 +96,10 @@ impl TextBuffer {
         self.with(|state| state.broken.clone())
     }
 
-    /// Emits content that ends `behind` bytes before the current position, merged with content just before it.
-    pub(super) fn emit_text(&self, text: String, behind: usize) {
+    /// Emits content that ends `after` bytes before the current position, merged with content just before it.
+    pub(super) fn emit_text(&self, text: String, after: usize) {
         self.with(|state| {
-            let end = state.passed + state.at - state.lost - behind;
+            let end = state.passed + state.at - state.lost - after;
             if let Some(spans) = &mut state.spans {
                 let begin = end.saturating_sub(text.len());
                 spans.push(Span {
@@ -112,7 +112,7 @@ impl TextBuffer {
         self.emit(Part::Text(text));
     }
 
-    /// Emits a part. Merges it with the last one if both are of one kind.
+    /// Emits a part of the output. Merges it with the last one if both are of one kind.
     pub(super) fn emit(&self, part: Part) {
         self.with(|state| {
             if !matches!(part, Part::Text(_)) {

@@ -4,7 +4,7 @@
 /// A tool-call format. White space at the ends of literals is what models write; the parser accepts any other.
 #[derive(Debug)]
 pub struct ToolFormat {
-    /// Value for `--tool-call-parser`.
+    /// Name of the format, a value of `--tool-call-parser`.
     pub name: &'static str,
     /// Names of this format in vLLM and SGLang.
     pub aliases: &'static [&'static str],
@@ -14,19 +14,19 @@ pub struct ToolFormat {
     pub by_token: bool,
     /// Token that the tokenizer must have; without it, the next format of the same name applies.
     pub needs: Option<&'static str>,
-    /// Marker before calls. If empty, calls have no marker and begin the output.
+    /// Marker before tool calls. If empty, calls have no marker and begin the output.
     pub begin: &'static str,
     /// Other markers with which calls may begin.
     pub also: &'static [&'static str],
-    /// Marker after calls.
+    /// Marker after tool calls.
     pub end: &'static str,
     /// Syntax of a call, between the markers.
     pub call: Call,
-    /// Syntax of several calls.
+    /// Syntax of several tool calls in one output.
     pub many: Many,
     /// Whether a list of Python calls is accepted, too.
     pub python: bool,
-    /// Format of call ids.
+    /// Format of tool-call ids.
     pub id: CallId,
 }
 
@@ -37,7 +37,7 @@ pub enum Call {
     Object(&'static str, &'static str),
     /// Python call: `[name(argument=value)]`.
     Python,
-    /// Sequence of these pieces.
+    /// Pattern of literals, the tool's name and its arguments, in this order.
     Pattern(&'static [Piece]),
     /// Message to the tool in gpt-oss's Harmony format.
     Harmony,
@@ -67,19 +67,19 @@ pub enum Piece {
 /// Syntax of one argument: markers around its name and its value.
 #[derive(Debug)]
 pub struct Parameter {
-    /// Marker before the name.
+    /// Marker before an argument's name.
     pub begin: &'static str,
-    /// Marker after the name.
+    /// Marker after an argument's name.
     pub named: &'static str,
-    /// Marker before the value.
+    /// Marker before an argument's value.
     pub value: &'static str,
-    /// Marker after the value.
+    /// Marker after an argument's value.
     pub end: &'static str,
     /// Whether a line break belongs to the markers around a value.
     pub in_lines: bool,
 }
 
-/// Syntax of several calls.
+/// Syntax of several tool calls in one output.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Many {
     /// Each call with its own markers, and this separator.
@@ -90,7 +90,7 @@ pub enum Many {
     Listed,
 }
 
-/// Format of call ids.
+/// Format of tool-call ids.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CallId {
     /// `call_` and 24 hexadecimal digits.
@@ -374,7 +374,7 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
 /// Format of a model's reasoning: the markers around it.
 #[derive(Debug)]
 pub struct Thinking {
-    /// Value for `--reasoning-parser`.
+    /// Name of the format, a value of `--reasoning-parser`.
     pub name: &'static str,
     /// Names of this format in vLLM and SGLang.
     pub aliases: &'static [&'static str],
@@ -488,8 +488,8 @@ impl ToolFormat {
         let mut all = vec![self.end];
         if let Call::Pattern(pieces) = &self.call {
             let is_value = |one: &Piece| matches!(one, Piece::Arguments | Piece::Parameters(_) | Piece::Unquoted(_));
-            let behind = pieces.iter().position(is_value).map_or(pieces.len(), |at| at);
-            for piece in &pieces[behind..] {
+            let after = pieces.iter().position(is_value).map_or(pieces.len(), |at| at);
+            for piece in &pieces[after..] {
                 match piece {
                     Piece::Lit(text) => all.push(text),
                     Piece::Parameters(one) => all.push(one.end),

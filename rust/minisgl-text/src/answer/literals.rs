@@ -109,9 +109,9 @@ impl<'a> Literals<'a> {
     /// Skips white space, and consumes `text` if it comes next. Returns true if it did.
     fn comes(&mut self, text: &str) -> bool {
         self.rest = self.rest.trim_start();
-        let behind = self.rest.strip_prefix(text);
-        self.rest = behind.unwrap_or(self.rest);
-        behind.is_some()
+        let after = self.rest.strip_prefix(text);
+        self.rest = after.unwrap_or(self.rest);
+        after.is_some()
     }
 
     /// Consumes the longest prefix whose characters satisfy `belongs`. `None` if it is empty.

@@ -15,7 +15,7 @@ pub enum Part {
     CallBegun {
         /// Index of the call in the output, from 0.
         index: usize,
-        /// New id of the call.
+        /// Generated id of the call.
         id: String,
         /// Name of the called tool.
         name: String,
@@ -61,7 +61,7 @@ impl Tools {
         properties.is_some_and(|all| all.get(argument).is_some())
     }
 
-    /// Returns true if the tool's schema lists this argument, or lists none.
+    /// Returns true if the tool's schema lists this argument, or lists no arguments at all.
     pub(super) fn has_argument(&self, name: &str, argument: &str) -> bool {
         let properties = self.0.get(name).and_then(|root| root.get("properties"));
         properties.is_none_or(|all| all.get(argument).is_some())

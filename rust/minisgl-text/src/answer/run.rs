@@ -47,7 +47,7 @@ struct CallFields {
     /// Arguments as JSON; empty if they were emitted while they were read.
     arguments: Option<String>,
     begun: bool,
-    /// Whether there is a field that calls do not have.
+    /// Whether the object has a field that tool calls do not have.
     is_strange: bool,
 }
 
@@ -338,17 +338,17 @@ impl Run {
     /// Returns true if an unmatched bracket comes next, before a marker or the end of the text.
     async fn has_surplus(&self, closers: &[&str]) -> bool {
         let find = |rest: &str, ended: bool| {
-            let behind = rest.trim_start_matches(|one| "}]".contains(one) || is_space(one));
-            if !rest.starts_with(['}', ']']) || rest.len() - behind.len() > MAX_SURPLUS {
+            let after = rest.trim_start_matches(|one| "}]".contains(one) || is_space(one));
+            if !rest.starts_with(['}', ']']) || rest.len() - after.len() > MAX_SURPLUS {
                 return (!rest.is_empty() || ended).then_some(false);
             }
-            if behind.is_empty() {
+            if after.is_empty() {
                 return ended.then_some(true);
             }
-            if closers.iter().chain(&[FENCE]).any(|one| behind.starts_with(one)) {
+            if closers.iter().chain(&[FENCE]).any(|one| after.starts_with(one)) {
                 return Some(true);
             }
-            let may_come = closers.iter().chain(&[FENCE]).any(|one| one.starts_with(behind));
+            let may_come = closers.iter().chain(&[FENCE]).any(|one| one.starts_with(after));
             (ended || !may_come).then_some(false)
         };
         self.buffer.look(find).await

@@ -64,8 +64,8 @@ impl<'a> ValueEnds<'a> {
     }
 
     /// Returns whether a parameter or the end of the call comes after the end of a value.
-    fn goes_on(&self, behind: &str, ended: bool) -> Option<bool> {
-        let Some(rest) = spaced(behind, ended)? else {
+    fn goes_on(&self, after: &str, ended: bool) -> Option<bool> {
+        let Some(rest) = spaced(after, ended)? else {
             return Some(true);
         };
         Some(comes(rest, self.parameter.begin.trim(), ended)? || self.call_ends(rest, ended, false)?)
@@ -84,45 +84,45 @@ impl<'a> ValueEnds<'a> {
             len if len == rest.len() && !ended => return None,
             len => len,
         };
-        let behind = &rest[len..];
-        if !comes(behind, named, ended)? || !self.tools.has_argument(self.tool, &rest[..len]) {
+        let after = &rest[len..];
+        if !comes(after, named, ended)? || !self.tools.has_argument(self.tool, &rest[..len]) {
             return Some(false);
         }
-        let behind = &behind[named.len()..];
+        let after = &after[named.len()..];
         if self.parameter.in_lines {
-            return comes(behind, "\n", ended);
+            return comes(after, "\n", ended);
         }
-        let Some(behind) = spaced(behind, ended)? else {
+        let Some(after) = spaced(after, ended)? else {
             return Some(false);
         };
-        comes(behind, self.parameter.value.trim(), ended)
+        comes(after, self.parameter.value.trim(), ended)
     }
 
     /// Returns whether the call ends here; with `strict`, only if nothing or another call follows.
     fn call_ends(&self, rest: &str, ended: bool, strict: bool) -> Option<bool> {
-        let mut behind = rest;
+        let mut after = rest;
         if !self.call_end.is_empty() && comes(rest, self.call_end, ended)? {
             match spaced(&rest[self.call_end.len()..], ended)? {
                 None => return Some(true),
-                Some(found) => behind = found,
+                Some(found) => after = found,
             }
             for begin in &self.begins {
-                if comes(behind, begin, ended)? {
+                if comes(after, begin, ended)? {
                     return Some(true);
                 }
             }
         }
-        if !comes(behind, self.end, ended)? {
+        if !comes(after, self.end, ended)? {
             return Some(false);
         }
         if !strict {
             return Some(true);
         }
-        let Some(behind) = spaced(&behind[self.end.len()..], ended)? else {
+        let Some(after) = spaced(&after[self.end.len()..], ended)? else {
             return Some(true);
         };
         for begin in &self.begins {
-            if comes(behind, begin, ended)? {
+            if comes(after, begin, ended)? {
                 return Some(true);
             }
         }
