@@ -190,7 +190,7 @@ def test_sources_just_within_a_bound_pass_and_just_beyond_fail() -> None:
     with pytest.raises(ParamError, match="nested at most"):
         checked_schema(nested(MAX_DEPTH), "f")
     checked_schema({"const": "é" * (MAX_TEXT_BYTES // 2)}, "f")
-    with pytest.raises(ParamError, match=r"^f: at most 4096 bytes"):
+    with pytest.raises(ParamError, match=r"^f: must have at most 4096 bytes"):
         checked_schema({"const": "é" * (MAX_TEXT_BYTES // 2) + "x"}, "f")
     rest = MAX_BYTES - len(json.dumps({"enum": [""] * 16})) + 1
     texts = ["x" * (rest // 16)] * 16
@@ -227,16 +227,16 @@ def test_schemas_in_a_grammar_have_the_same_bounds() -> None:
         ('%llguidance {"no_forcing": true}\nstart: "a"', "options"),
         ("%llguidance 7\nstart: /a/", "options"),
         ("%llguidance\nstart: /a/", "followed by JSON"),
-        ("start: <[7]>", "numbers"),
-        ("start: <[^7]> // a comment", "numbers"),
-        ('start: "\\"" <[*]> "\\""', "numbers"),
+        ("start: <[7]>", "named by id"),
+        ("start: <[^7]> // a comment", "named by id"),
+        ('start: "\\"" <[*]> "\\""', "named by id"),
         ("start: A\nA[temperature=2]: /a/", "temperature"),
         ("start: a\na[max_tokens=3, temperature = 0.5]: /a+/", "temperature"),
-        ("start: A\nA: /a+/ & ~/aa/", "has no bound"),
-        ("start: ~ B\nB: /aa/", "has no bound"),
+        ("start: A\nA: /a+/ & ~/aa/", "has no limit"),
+        ("start: ~ B\nB: /aa/", "has no limit"),
         (
             "start: T\nT: /((\\w.*b){2,})*((\\w.*b){2,})*/ & /" + "([a-y]|\\w|(?i:straße)){0,100000}" * 20 + "/",
-            "no bound",
+            "no limit",
         ),
     ],
 )

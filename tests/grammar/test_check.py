@@ -34,7 +34,7 @@ def refusal(kind: Kind, value: Any) -> ParamError:
         ({"not": {}}, "f", "schema is false"),
         ({"type": "integer", "minimum": 1, "maximum": 4, "multipleOf": 5}, "f", "Unsatisfiable"),
         ({"enum": ["x" * 5_000]}, "f.enum", "at most 4096 bytes"),
-        ({"enum": ["x" * 4_000] * 17}, "f", "more than 65536 bytes"),
+        ({"enum": ["x" * 4_000] * 17}, "f", "at most 65536 bytes"),
         ([], "f", "must be a JSON schema"),
         ('{"type": "foo"}', "f", "Invalid type: foo"),
         ("{", "f", "not valid JSON"),
@@ -51,7 +51,7 @@ def test_schema_errors_name_field_and_reason(schema: Any, field: str, words: str
     [
         ("regex", "(?=a)", "look-around"),
         ("regex", "(", "unclosed group"),
-        ("regex", "\ud800", "UTF-8"),
+        ("regex", "\ud800", "valid Unicode"),
         ("choice", [], "must not be empty"),
         ("grammar", "root = 5", "neither Lark nor GBNF"),
         ("grammar", "start: nothing", "nothing"),

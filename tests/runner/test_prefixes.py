@@ -414,7 +414,7 @@ def test_long_prompts_are_not_kept(control_plane: Make) -> None:
 
 def test_without_prefixes_a_step_s_output_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = PrefixLoop(make_control_plane("python", config()))
-    monkeypatch.setattr(Prefixes, "of_clients", lambda self, output: pytest.fail("nothing to look for"))
+    monkeypatch.setattr(Prefixes, "without_own_rows", lambda self, output: pytest.fail("nothing to look for"))
     loop.ask(SYSTEM)
     with pytest.raises(pytest.fail.Exception):
         loop.run(prefix(1, SYSTEM))
