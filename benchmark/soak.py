@@ -108,13 +108,13 @@ async def too_large(http: httpx.AsyncClient, until: float, tally: Tally) -> None
             return
         try:
             answer = await http.post(path, json=body(REFUSED_BYTES))
-            said = f"{answer.status_code} {answer.text[:200]}"
+            outcome = f"{answer.status_code} {answer.text[:200]}"
         except httpx.HTTPError as error:
-            said = repr(error)
-        if said.startswith("400 "):
+            outcome = repr(error)
+        if outcome.startswith("400 "):
             tally.refused += 1
         else:
-            tally.failed.append(f"{kind}: {said}")
+            tally.failed.append(f"{kind}: {outcome}")
         await asyncio.sleep(REFUSED_EVERY_S)
 
 

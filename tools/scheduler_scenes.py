@@ -81,11 +81,11 @@ def play(url: str, scene: Scene) -> None:
     """Send the scene's requests, and return when all are complete."""
     threads: list[threading.Thread] = []
     failed: list[Exception] = []
-    for asked in scene.rounds:
-        begun = [threading.Event() for _ in asked]
+    for requests in scene.rounds:
+        begun = [threading.Event() for _ in requests]
         now = [
             threading.Thread(target=_noted, args=(failed, seen, lambda ask=ask, seen=seen: _ask(url, ask, seen.set)))
-            for ask, seen in zip(asked, begun, strict=True)
+            for ask, seen in zip(requests, begun, strict=True)
         ]
         for thread in now:
             thread.start()

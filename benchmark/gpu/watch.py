@@ -139,13 +139,13 @@ def _upper(name: str, values: Sequence[float]) -> dict[str, float]:
 
 def by_kind(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
     """Return the figures of decode, mixed and prefill steps separately."""
-    found = {}
+    figures = {}
     for kind in (DECODE, MIXED, PREFILL):
         of_kind = [step for step in steps if step.kind == kind]
         if of_kind:
             ms = [1e3 * step.computing_s for step in of_kind]
             launches = [1e3 * step.launch_s for step in of_kind]
-            found[kind] = {
+            figures[kind] = {
                 "steps": len(of_kind),
                 "tokens": sum(step.load.tokens for step in of_kind),
                 "device_s": sum(ms) / 1e3,
@@ -153,7 +153,7 @@ def by_kind(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
                 **_upper("step_ms", ms),
                 "launch_ms_median": statistics.median(launches),
             }
-    return found
+    return figures
 
 
 def points(steps: Sequence[Step]) -> list[list[float]]:
