@@ -206,12 +206,12 @@ class DenseSequence:
 
 def greedy(model: Decoder, prompt: Sequence[int], count: int) -> list[int]:
     """Generate `count` greedy tokens."""
-    sequence, found = DenseSequence(model), list[int]()
+    sequence, tokens = DenseSequence(model), list[int]()
     logits = sequence.extend(prompt)[-1]
-    while len(found) < count:
-        found.append(int(logits.argmax()))
-        logits = sequence.extend(found[-1:])[-1]
-    return found
+    while len(tokens) < count:
+        tokens.append(int(logits.argmax()))
+        logits = sequence.extend(tokens[-1:])[-1]
+    return tokens
 
 
 @torch.inference_mode()

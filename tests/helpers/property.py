@@ -351,14 +351,14 @@ class Driver:
         if self.step not in self.scenario.draft_steps:
             return []
         late, count, wrong = self.scenario.draft_steps[self.step]
-        found = []
+        drafts = []
         for spec in self.scenario.specs:
             done = len(self.seen[spec.req_id].tokens)
             if done and self.seen[spec.req_id].reason == FinishReason.NONE:
                 right = alone(spec, self.limit)[done : done + count]
                 tokens = [1 - token if i >= wrong else token for i, token in enumerate(right) if token in ALPHABET]
-                found.append(Draft(spec.req_id, len(spec.prompt) + done - late, tuple(tokens)))
-        return found
+                drafts.append(Draft(spec.req_id, len(spec.prompt) + done - late, tuple(tokens)))
+        return drafts
 
     def _inspect(self, plan: StepPlan) -> None:
         """Assert that no row passes its limit, and a bound request's cached length is whole pages, less than its
@@ -392,15 +392,15 @@ class Driver:
 
     def _assignments(self, plan: StepPlan) -> list[SlotAssignment]:
         entry = self.plane.buffers.ring[plan.ring_index]
-        found = []
+        assigned = []
         for i in range(plan.num_assigned):
             spec = self.specs[int(entry.assigned_ids[i])]
             tokens = np.array(spec.prompt, np.int32)
             sampling = SamplingParams(seed=spec.seed, adapter=spec.adapter)
             stored = Stored(spec.prompt, spec.adapter, self.scenario.config.page_size, spec.stored[1])
             slot = int(entry.assigned[i, 0])
-            found.append(SlotAssignment(slot, spec.req_id, sampling, tokens, len(tokens), stored=stored))
-        return found
+            assigned.append(SlotAssignment(slot, spec.req_id, sampling, tokens, len(tokens), stored=stored))
+        return assigned
 
     def _commit(self, plan: StepPlan, handle: StepHandle) -> bool:
         try:

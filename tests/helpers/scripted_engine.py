@@ -210,8 +210,8 @@ class ScriptedEngine:
 
     def _reply(self, message: AddRequest) -> bytes:
         prompt = _bytes(message)
-        asked = (text for found, text in self.replies.items() if re.search(found.encode(), prompt, re.DOTALL))
-        return next(asked, "ok").encode()
+        texts = (text for pattern, text in self.replies.items() if re.search(pattern.encode(), prompt, re.DOTALL))
+        return next(texts, "ok").encode()
 
     def _advance(self) -> Iterator[StepTokens]:
         """Yield one step of all live requests; a burst's steps are sent at once."""
