@@ -213,7 +213,7 @@ def _run(gate: Gate) -> tuple[int, str, str]:
         raise CouldNotRun(f"no result after {gate.timeout_s:g} s") from error
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its session: what it started and left
+            os.killpg(process.pid, signal.SIGKILL)  # its session: children that it left running
         process.wait()
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:

@@ -39,7 +39,7 @@ SERVE, BARE, GATEWAY = "Ray Serve", "bare server", "bare, Rust gateway"
 SIDES = (SERVE, BARE, GATEWAY)
 FLAGS = ("--engine", "echo", "--page-size", "16", "--num-pages", "4096")
 INPUT, OUTPUT = 100, 128
-INGRESS = "minisgl"  # the deployment of the ingress (`minisgl.ray.application`); others are of replicas
+INGRESS = "minisgl"  # the deployment of the ingress (`minisgl.ray.application`); the others are replicas
 PARTS = ("proxy", "ingress", "replica", "server", "engine", "controller", "ray")
 Samples = Sequence[Mapping[str, Any]]
 
@@ -137,7 +137,7 @@ def measure(rounds: int, streams: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _measure_one(side: Side, streams: int, tokens: int, run: int, *, is_first: bool) -> dict[str, Any]:
-    count = 12 * streams if tokens > 1 else max(48 * streams, 200)  # one token takes little, and the clock is coarse
+    count = 12 * streams if tokens > 1 else max(48 * streams, 200)  # one token is quick, and the clock coarse
 
     def load(number: int, run: int) -> Load:
         settings = WorkloadSettings(num_requests=number, input_len=(INPUT, INPUT), output_len=(tokens, tokens), run=run)

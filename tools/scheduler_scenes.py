@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import httpx
 
 STEP_MS = 60  # slow enough for the stream to leave no step out
-WAIT_S = 60.0  # for what must come; a failure, not a measurement
+WAIT_S = 60.0  # timeout in seconds; expiry is a failure
 
 
 @dataclass(frozen=True)

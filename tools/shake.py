@@ -36,7 +36,7 @@ from tools.changes import ROOT, TESTED, Imports, changed_files, crates_of, is_te
 NEIGHBOUR = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n for _ in range(1000000): pass"
 SLOW_EVERY = 4  # rounds
 NICER = 3  # a core's time for a process halves with three steps of nice
-GRACE_S = 20.0  # for a test that is interrupted to end what it started
+GRACE_S = 20.0  # seconds for an interrupted test to end its children
 NO_TESTS = 5  # pytest's exit status
 WAITS = re.compile(
     r"\b(?:subprocess|Popen|psutil|multiprocessing|socket|threading|Thread|asyncio|signal|monotonic|perf_counter"
@@ -215,7 +215,7 @@ class Shaking:
                     self.shake(target, kind, number)
 
     def shake(self, target: Target, kind: Kind, number: int) -> None:
-        seed = (self.seed + number) % 2**32  # what PYTHONHASHSEED takes
+        seed = (self.seed + number) % 2**32  # the range of PYTHONHASHSEED
         name = re.sub(r"[^\w.-]+", "-", target.name).strip("-")
         output = self.folder / f"{name[:150]}-{number + 1}.txt"
         begin = time.monotonic()

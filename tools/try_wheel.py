@@ -34,7 +34,7 @@ QUESTION = {
     "max_tokens": 30,
 }
 READY = re.compile(r"ready: (http://\S+)")
-PAGE = ("text/html", "<title>")  # its type, and what is in it
+PAGE = ("text/html", "<title>")  # content type, and a text in it
 TO_SAFETENSORS = "from minisgl.weights.sources import resolve_model as r; print(r('smollm2', lambda *_: None))"
 
 

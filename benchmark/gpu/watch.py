@@ -21,7 +21,7 @@ from minisgl.engine.sim.profile import StepLoad
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.step import StepBuffers, StepPlan
 
-BYTES_PER_S = 4.3e12  # of an H200's memory, as reached by copies; stands in where there is no device to ask
+BYTES_PER_S = 4.3e12  # memory bandwidth of an H200 by copies; used where there is no device to measure
 _COPIED = 2**30
 DECODE, MIXED, PREFILL = "decode", "mixed", "prefill"
 

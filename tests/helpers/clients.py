@@ -20,7 +20,7 @@ ENVIRONMENTS = ROOT / ".clients"
 CLIENTS = ROOT / "tests" / "clients"
 PROGRAM_S = 300.0  # a failure, not a measurement
 INSTALLED = ".installed"
-PYCACHE = str(ENVIRONMENTS / "pycache")  # of what programs import: environments come without it
+PYCACHE = str(ENVIRONMENTS / "pycache")  # bytecode of imported modules: environments are installed without it
 CHECKS = "checks"  # a test's property: its client, and how many checks ended how
 
 

@@ -85,7 +85,7 @@ class ServerProcess:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line.rstrip())
-            if not self.url and (match := READY.search(line)):  # servers behind it say it, too
+            if not self.url and (match := READY.search(line)):  # servers of its models print it, too
                 self.url = match.group(1)
                 self._ready.set()
         self._ready.set()

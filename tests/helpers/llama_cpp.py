@@ -41,14 +41,14 @@ FILES = "make file-environments"
 NUM_TOP = 20
 _CONVERTER = """
 import enum, json, os, sys
-def member(kind, name):  # the converter's newest classes want names that the gguf beside it lacks
+def member(kind, name):  # the converter's newest classes use names that its gguf package lacks
     if name.startswith("_"):
         raise AttributeError(name)
     if name in kind._member_map_ or kind.__name__ not in ("MODEL_ARCH", "MODEL_TENSOR"):
         return known(kind, name)
 known, enum.EnumType.__getattr__ = getattr(enum.EnumType, "__getattr__", object.__getattribute__), member
 import conversion.base, conversion.hunyuan, convert_hf_to_gguf
-from transformers import AutoConfig, AutoTokenizer  # which it imports when it is asked
+from transformers import AutoConfig, AutoTokenizer  # which the converter imports lazily
 conversion.base.TextModel.get_vocab_base_pre = lambda self, tokenizer: pre  # it knows real vocabularies by their hashes
 # which wants the code of that model's own tokenizer
 conversion.hunyuan.HunYuanMoEModel.set_vocab = conversion.base.TextModel._set_vocab_gpt2
@@ -127,7 +127,7 @@ def put_tokenizer(folder: Path, kind: str) -> int:
         tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse()])
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    # the converter asks GLM's for those behind the first
+    # the converter requires the further ones of GLM's tokenizer
     tokenizer.add_special_tokens(["<|endoftext|>", "<|user|>", "[gMASK]", "<|observation|>"])
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
     return tokenizer.get_vocab_size()

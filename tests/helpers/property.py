@@ -103,9 +103,9 @@ class Scenario:
     fail_steps: set[int]
     clear_steps: set[int]
     budgets: dict[int, TokenBudget]
-    read_steps: set[int]  # in which the pages that need not be computed are told again
+    read_steps: set[int]  # steps in which the loaded pages are reported again
     draft_steps: dict[int, tuple[int, int, int]]  # lateness, length and first wrong token of drafts from outside
-    broken: dict[int, int]  # adapters, and from which position on what they give is not finite
+    broken: dict[int, int]  # adapter -> position from which its outputs are not finite
 
 
 def draw_from(seed: int) -> Draw:
@@ -165,7 +165,7 @@ def make_scenario(draw: Draw, states: bool = False) -> Scenario:
     budgets = {draw(0, 40): TokenBudget(draw(1, 20), draw(1, 40), background) for _ in range(draw(0, 3))}
     broken = {draw(0, 2): draw(0, 30)} if draw(0, 2) == 0 else {}
     for spec in specs if draw(0, 1) else ():
-        most = min(len(spec.prompt), broken.get(spec.adapter, limit)) // page_size  # nobody keeps what is not finite
+        most = min(len(spec.prompt), broken.get(spec.adapter, limit)) // page_size  # non-finite pages are not stored
         spec.stored = (draw(0, 3) // 3, draw(0, most))
     read_steps = {draw(1, 60) for _ in range(draw(0, 12))}
     draft_steps = {}
@@ -181,7 +181,7 @@ def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
     if sequences and draw(0, 1):
         base = sequences[draw(0, len(sequences) - 1)]
         fresh = base[: draw(1, len(base))] + fresh[: draw(0, 3)]
-    if draw(0, 2) == 0:  # it may be guessed how it goes on
+    if draw(0, 2) == 0:  # a repetition, so that drafts are found
         fresh += fresh[-draw(1, 4) :] * 4
     if draw(0, 15) == 0:
         return [0] * limit

@@ -23,7 +23,7 @@ EVERY_S = 5.0
 SHOWN = 20
 UNRECORDED_S = 3.0  # of CPU on a quick machine, that a file without a record may take
 _PATIENCE = "TEST_PATIENCE"  # measured once: the other processes of a run find it here
-_QUICK_S = 0.05  # what `_work` takes on a quick, quiet core
+_QUICK_S = 0.05  # seconds of `_work` on a quick, quiet core
 
 
 def _work() -> None:

@@ -62,7 +62,7 @@ class Fleet:
         self.servers: dict[str, FakeServer] = {}
         self.fetched: list[str] = []
         self.configs: dict[str, ServerConfig] = {}
-        self.address = ("127.0.0.1", 1)  # of what answers for all of them
+        self.address = ("127.0.0.1", 1)  # of the server in front of all
 
     async def start(self, config: ServerConfig, hear: Callable[[str], None]) -> ModelServer:
         name = config.model_name
