@@ -70,30 +70,30 @@ class Variant:
 
 def parse_env(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Parse NAME=VALUE texts. Raises `ConfigError` for any other text."""
-    found = []
+    variables = []
     for text in pairs:
         name, sign, value = text.partition("=")
         if not sign or not name:
             raise ConfigError(f"{text}: an environment variable is given as NAME=VALUE")
-        found.append((name, value))
-    return tuple(found)
+        variables.append((name, value))
+    return tuple(variables)
 
 
 @contextlib.contextmanager
 def sources(variants: Sequence[Variant]) -> Iterator[dict[str, Path | None]]:
     """Yield the `python` folder to run by variant name, `None` for this checkout. Raises `ConfigError`."""
     with tempfile.TemporaryDirectory(prefix="minisgl-revisions-") as folder, contextlib.ExitStack() as stack:
-        found: dict[str, Path | None] = {}
+        folders: dict[str, Path | None] = {}
         built: dict[str, Path] = {}
         for variant in variants:
             if variant.revision is None:
-                found[variant.name] = None
+                folders[variant.name] = None
                 continue
             commit = _git("rev-parse", "--verify", f"{variant.revision}^{{commit}}")
             if commit not in built:
                 built[commit] = stack.enter_context(_checkout(commit, Path(folder)))
-            found[variant.name] = built[commit]
-        yield found
+            folders[variant.name] = built[commit]
+        yield folders
 
 
 @contextlib.contextmanager
@@ -279,9 +279,9 @@ def compare_loads(loads: Mapping[str, PointLoad], flags: Sequence[str], pairs: i
     return None, runs
 
 
-def verdict(name: str, found: PairedDifference) -> str:
+def verdict(name: str, difference: PairedDifference) -> str:
     """Return the verdict that a figure's interval supports; one difference among many figures may be chance."""
-    shown = found.ratio or found.difference
+    shown = difference.ratio or difference.difference
     if not shown.excludes_zero:
         return "no difference seen"
     if name in NEITHER:
@@ -292,7 +292,7 @@ def verdict(name: str, found: PairedDifference) -> str:
 
 def figures_table(variants: tuple[Variant, ...], differences: Mapping[str, PairedDifference]) -> str:
     """Return the table of B against A: means, the paired ratio (or difference) with its interval, and the verdict."""
-    rows = [(name, found.mean_a, found.mean_b, str(found), verdict(name, found)) for name, found in differences.items()]
+    rows = [(name, one.mean_a, one.mean_b, str(one), verdict(name, one)) for name, one in differences.items()]
     a, b = (variant.name for variant in variants)
     return table(("figure", a, b, f"{b} against {a}", "verdict"), rows)
 

@@ -86,9 +86,9 @@ class Variant:
 
     def facts(self) -> dict[str, str]:
         """Return the front end, and the git commit of the folder if there is one."""
-        asked = ("git", "-C", str(self.folder), "rev-parse", "--short", "HEAD")
+        command = ("git", "-C", str(self.folder), "rev-parse", "--short", "HEAD")
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            done = subprocess.run(asked, capture_output=True, text=True, check=True)
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
             return {"front_end": self.front_end, "commit": done.stdout.strip()}
         return {"front_end": self.front_end}
 
@@ -124,10 +124,10 @@ def variant_of(text: str) -> Variant:
     folder, colon, front_end = rest.rpartition(":")
     if not (name and equals and folder and colon) or front_end not in FRONT_ENDS:
         raise ConfigError(f"{text}: must be NAME=FOLDER:FRONTEND with FRONTEND one of {', '.join(FRONT_ENDS)}")
-    found = Variant(name, Path(folder).expanduser().resolve(), front_end)
-    if not (found.folder / EXTENSION).is_file():
+    variant = Variant(name, Path(folder).expanduser().resolve(), front_end)
+    if not (variant.folder / EXTENSION).is_file():
         raise ConfigError(f"{text}: the folder has no {EXTENSION}: build it there")
-    return found
+    return variant
 
 
 def tools(number: int) -> list[dict[str, Any]]:
@@ -175,7 +175,7 @@ def bodies(cell: Cell, model: str, turn: int, count: int) -> list[bytes]:
 def servers(variants: Sequence[Variant], flags: Sequence[str]) -> Iterator[dict[str, ServerProcess]]:
     """Start a server for each variant; yields them by name. Raises `ConfigError` if one does not start."""
     with contextlib.ExitStack() as stack:
-        found = {}
+        running = {}
         for variant in variants:
             try:
                 server = stack.enter_context(ServerProcess(variant.launch(flags)))
@@ -184,8 +184,8 @@ def servers(variants: Sequence[Variant], flags: Sequence[str]) -> Iterator[dict[
             maps = {one.path for one in server.processes()["http"].memory_maps()}
             if str(variant.folder / EXTENSION) not in maps:
                 raise ConfigError(f"{variant.name}: its server does not run the extension of its folder")
-            found[variant.name] = server
-        yield found
+            running[variant.name] = server
+        yield running
 
 
 def measure(server: ServerProcess, cell: Cell, requests: Sequence[bytes], duration_s: float) -> Figures:
@@ -203,27 +203,27 @@ def measure(server: ServerProcess, cell: Cell, requests: Sequence[bytes], durati
     busy = _busy_s()
     measured = send(target, load, str(cell))
     busy = _busy_s() - busy
-    found, pauses = figures(measured, Slo()), latencies(measured.result).itl
-    if found["failed"]:
-        raise ConfigError(f"{cell}: {found['failed']} of {found['requests']} requests failed: {found['failures']}")
-    if found["output_tokens"] != found["requests"] * cell.output_len:
-        raise ConfigError(f"{cell}: responses do not have the requested length: {found['lengths']['output']}")
-    cpu = found["server"]["cpu_us_per_token"]
-    known_s = found["server"]["cpu_s"]["all"] + found["client"]["cpu_s"]
+    report, pauses = figures(measured, Slo()), latencies(measured.result).itl
+    if report["failed"]:
+        raise ConfigError(f"{cell}: {report['failed']} of {report['requests']} requests failed: {report['failures']}")
+    if report["output_tokens"] != report["requests"] * cell.output_len:
+        raise ConfigError(f"{cell}: responses do not have the requested length: {report['lengths']['output']}")
+    cpu = report["server"]["cpu_us_per_token"]
+    known_s = report["server"]["cpu_s"]["all"] + report["client"]["cpu_s"]
     return {
-        "output_tok_s": found["output_tok_s"],
+        "output_tok_s": report["output_tok_s"],
         "http_cpu_us_per_token": cpu["http"],
-        "ttft_p50_ms": found["ttft_ms"]["p50"],
-        "ttft_p99_ms": found["ttft_ms"]["p99"],
+        "ttft_p50_ms": report["ttft_ms"]["p50"],
+        "ttft_p99_ms": report["ttft_ms"]["p99"],
         "pause_p999_ms": float(np.percentile(pauses, 99.9)) if len(pauses) else 0.0,
         "pause_max_ms": float(pauses.max()) if len(pauses) else 0.0,
-        "tokens_per_event": found["tokens_per_event"],
-        "http_cores": measured.cpu_s["http"] / found["duration_s"],
+        "tokens_per_event": report["tokens_per_event"],
+        "http_cores": measured.cpu_s["http"] / report["duration_s"],
         "engine_cpu_us_per_token": cpu["engine"],
-        "client_cpu_us_per_token": found["client"]["cpu_us_per_token"],
-        "input_tokens_per_request": found["input_tokens"] / found["requests"],
-        "others_cores": max(0.0, busy - known_s) / found["duration_s"],
-        "requests": float(found["requests"]),
+        "client_cpu_us_per_token": report["client"]["cpu_us_per_token"],
+        "input_tokens_per_request": report["input_tokens"] / report["requests"],
+        "others_cores": max(0.0, busy - known_s) / report["duration_s"],
+        "requests": float(report["requests"]),
         "passed_on": float(_passed_on(server) - passed_on),
     }
 
@@ -258,9 +258,9 @@ def measure_all(variants: Sequence[Variant], grid: Grid, flags: Sequence[str]) -
                 for turn, name in turns(list(running), grid.num_turns):
                     if all(len(done) == turn for done in runs[cell].values()):
                         requests = bodies(cell, model, turn, NUM_TEXTS if cell.clients > 1 else NUM_TEXTS // 4)
-                    found = measure(running[name], cell, requests, grid.duration_s)
-                    runs[cell][name].append(found)
-                    said = f"{found['output_tok_s']:,.0f} tok/s"
+                    measured = measure(running[name], cell, requests, grid.duration_s)
+                    runs[cell][name].append(measured)
+                    said = f"{measured['output_tok_s']:,.0f} tok/s"
                     print(f"{cell}: turn {turn + 1} of {grid.num_turns}: {name}: {said}", file=sys.stderr, flush=True)
                 yield cell, runs
 
@@ -287,8 +287,8 @@ def result_of(runs: Runs, base: str) -> list[dict[str, Any]]:
         {
             **asdict(cell),
             "variants": {
-                name: {"medians": medians(found), "ratios": ratios(found, of_cell[base]), "runs": found}
-                for name, found in of_cell.items()
+                name: {"medians": medians(turns_of), "ratios": ratios(turns_of, of_cell[base]), "runs": turns_of}
+                for name, turns_of in of_cell.items()
             },
         }
         for cell, of_cell in runs.items()
@@ -325,23 +325,23 @@ def flags_of(extra: Sequence[str]) -> tuple[str, ...]:
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
+    flags = argparse.ArgumentParser(
         prog="benchmark.front_ends",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    found.add_argument("variants", nargs="+", metavar="NAME=FOLDER:FRONTEND", help="variants to compare, at least two")
-    found.add_argument("--base", metavar="NAME", help="variant with which the others are compared (default: the first)")
-    found.add_argument("--quick", action="store_true", help="fewer cells, fewer and shorter turns: some minutes")
-    found.add_argument("--output-len", type=int, nargs="+", metavar="N", help="tokens out of a chat (default: 128 512)")
-    found.add_argument("--tools", type=int, nargs="+", metavar="N", help="tools of a chat (default: 0 2 8; quick: 0 2)")
-    found.add_argument("--clients", type=int, nargs="+", metavar="N", help="clients (default: 1 64 256; quick: 256)")
-    found.add_argument("--duration", type=float, metavar="S", help="seconds of a turn (default: 6; quick: 4)")
-    found.add_argument("--turns", type=int, metavar="N", help="turns of a variant in a cell (default: 5; quick: 3)")
-    found.add_argument("--serve-flags", default="", metavar="FLAGS", help="more flags of minisgl serve for all")
-    found.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
-    return found
+    flags.add_argument("variants", nargs="+", metavar="NAME=FOLDER:FRONTEND", help="variants to compare, at least two")
+    flags.add_argument("--base", metavar="NAME", help="variant with which the others are compared (default: the first)")
+    flags.add_argument("--quick", action="store_true", help="fewer cells, fewer and shorter turns: some minutes")
+    flags.add_argument("--output-len", type=int, nargs="+", metavar="N", help="tokens out of a chat (default: 128 512)")
+    flags.add_argument("--tools", type=int, nargs="+", metavar="N", help="tools of a chat (default: 0 2 8; quick: 0 2)")
+    flags.add_argument("--clients", type=int, nargs="+", metavar="N", help="clients (default: 1 64 256; quick: 256)")
+    flags.add_argument("--duration", type=float, metavar="S", help="seconds of a turn (default: 6; quick: 4)")
+    flags.add_argument("--turns", type=int, metavar="N", help="turns of a variant in a cell (default: 5; quick: 3)")
+    flags.add_argument("--serve-flags", default="", metavar="FLAGS", help="more flags of minisgl serve for all")
+    flags.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
+    return flags
 
 
 def grid_of(args: argparse.Namespace) -> Grid:

@@ -183,12 +183,12 @@ def _command(gate: Gate) -> Result:
         return {"exit_code": 0}
     lines = output.strip().splitlines()
     try:
-        found = json.loads(lines[-1]) if lines else None
+        result = json.loads(lines[-1]) if lines else None
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        result = None
+    if not isinstance(result, dict):
         raise CouldNotRun("the last line of stdout is not a JSON object")
-    return found
+    return result
 
 
 def _run(gate: Gate) -> tuple[int, str, str]:
@@ -213,7 +213,7 @@ def _run(gate: Gate) -> tuple[int, str, str]:
         raise CouldNotRun(f"no result after {gate.timeout_s:g} s") from error
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its session: what it started and left
+            os.killpg(process.pid, signal.SIGKILL)  # its session: children that it left running
         process.wait()
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
@@ -255,12 +255,12 @@ def _start_stop(gate: Gate) -> Result:
 
 
 def _shadow(gate: Gate) -> Result:
-    found = shadow_run()
-    if found["num_diffs"] or found["stopped"]:
-        raise Failed(f"{found['num_diffs']} differences, {found['num_equal']} equal calls {found['stopped']}")
-    if not found["num_equal"]:
+    counts = shadow_run()
+    if counts["num_diffs"] or counts["stopped"]:
+        raise Failed(f"{counts['num_diffs']} differences, {counts['num_equal']} equal calls {counts['stopped']}")
+    if not counts["num_equal"]:
         raise CouldNotRun("no call was compared")
-    return found
+    return counts
 
 
 KINDS: dict[Kind, Callable[[Gate], Result]] = {
@@ -308,14 +308,14 @@ def _messages(num_requests: int, seed: int, vocab_size: int) -> list[ToEngine]:
     """Return requests in order of arrival; one of every eight is aborted shortly after it was sent."""
     rng = random.Random(seed)
     prefixes = [[rng.randrange(vocab_size) for _ in range(length)] for length in PREFIXES]
-    found: list[ToEngine] = []
+    messages: list[ToEngine] = []
     for req_id in range(num_requests):
         tokens = rng.choice(prefixes) + [rng.randrange(vocab_size) for _ in range(rng.randint(1, 60))]
         sampling = SamplingParams(temperature=0, max_tokens=rng.randint(1, 80), seed=req_id, ignore_eos=True)
-        found.append(AddRequest(req_id, np.array(tokens, np.int32).tobytes(), sampling))
+        messages.append(AddRequest(req_id, np.array(tokens, np.int32).tobytes(), sampling))
         if req_id % 8 == 7:
-            found.append(AbortRequest(req_id - rng.randint(0, 7)))
-    return found
+            messages.append(AbortRequest(req_id - rng.randint(0, 7)))
+    return messages
 
 
 @dataclass(slots=True)

@@ -64,12 +64,12 @@ class Compared:
         self._count = self._same = self._ties = self._scored = 0
         self._kl = self._max_kl = self._off_own = self._max_off = self._nll = self._nll_expected = 0.0
 
-    def add(self, expected: Tensor, found: Tensor, ids: Sequence[int]) -> None:
-        ours, theirs = found.double().log_softmax(-1), expected.double().log_softmax(-1)
+    def add(self, expected: Tensor, logits: Tensor, ids: Sequence[int]) -> None:
+        ours, theirs = logits.double().log_softmax(-1), expected.double().log_softmax(-1)
         kl, off = (theirs.exp() * (theirs - ours)).sum(-1), (ours - theirs).abs()
-        likeliest, two = theirs.argmax(-1, keepdim=True), found.topk(2).values
-        self._count += len(found)
-        self._same += int((likeliest.squeeze(-1) == found.argmax(-1)).sum())
+        likeliest, two = theirs.argmax(-1, keepdim=True), logits.topk(2).values
+        self._count += len(logits)
+        self._same += int((likeliest.squeeze(-1) == logits.argmax(-1)).sum())
         self._ties += int((two[:, 0] == two[:, 1]).sum())
         self._kl += float(kl.sum())
         self._max_kl = max(self._max_kl, float(kl.max()))
@@ -85,9 +85,9 @@ class Compared:
 
     def figures(self) -> dict[str, float]:
         scored = max(self._scored, 1)
-        found = (self._kl / self._count, self._max_kl, self._same / self._count, self._ties / self._count)
+        rates = (self._kl / self._count, self._max_kl, self._same / self._count, self._ties / self._count)
         perplexity_ratio = math.exp((self._nll - self._nll_expected) / scored)
-        values = (*found, self._off_own / scored, self._max_off, perplexity_ratio)
+        values = (*rates, self._off_own / scored, self._max_off, perplexity_ratio)
         return dict(zip(FIGURES, values, strict=True))
 
 
@@ -97,12 +97,12 @@ def prompts(num_tokens: int) -> list[list[int]]:
     texts = itertools.chain.from_iterable(
         zip(*([first for first, _ in of] for of in (mt_bench(), gsm8k())), strict=False)
     )
-    found, left = [], num_tokens
+    prompts, left = [], num_tokens
     for text in texts:
         if ids := [int(i) for i in tokenizer.encode(text)][: min(left, LONGEST)]:
-            found.append(ids)
+            prompts.append(ids)
             left -= len(ids)
-    return found
+    return prompts
 
 
 def _model_folder() -> Path:
@@ -184,7 +184,7 @@ def measure(names: Sequence[str], num_tokens: int, threads: int) -> tuple[dict[s
     """Return the figures by variant, and the reasons for variants that have none."""
     given, exact = prompts(num_tokens), reference(threads)
     expected = [exact(ids) for ids in given]
-    found, missing = dict[str, Any](), dict[str, str]()
+    figures, missing = dict[str, Any](), dict[str, str]()
     for name in names:
         sums, began = Compared(), time.monotonic()
         try:
@@ -194,9 +194,9 @@ def measure(names: Sequence[str], num_tokens: int, threads: int) -> tuple[dict[s
             continue
         for ids, wanted in zip(given, expected, strict=True):
             sums.add(wanted, logits(ids), ids)
-        found[name] = {**sums.figures(), "seconds": round(time.monotonic() - began, 1)}
-        print(f"quality: {name}: {found[name]}", file=sys.stderr, flush=True)
-    return found, missing
+        figures[name] = {**sums.figures(), "seconds": round(time.monotonic() - began, 1)}
+        print(f"quality: {name}: {figures[name]}", file=sys.stderr, flush=True)
+    return figures, missing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -39,7 +39,7 @@ SERVE, BARE, GATEWAY = "Ray Serve", "bare server", "bare, Rust gateway"
 SIDES = (SERVE, BARE, GATEWAY)
 FLAGS = ("--engine", "echo", "--page-size", "16", "--num-pages", "4096")
 INPUT, OUTPUT = 100, 128
-INGRESS = "minisgl"  # the deployment of the ingress (`minisgl.ray.application`); others are of replicas
+INGRESS = "minisgl"  # the deployment of the ingress (`minisgl.ray.application`); the others are replicas
 PARTS = ("proxy", "ingress", "replica", "server", "engine", "controller", "ray")
 Samples = Sequence[Mapping[str, Any]]
 
@@ -74,11 +74,11 @@ class Cpu:
         self._before = self._look()
 
     def _look(self) -> dict[psutil.Process, float]:
-        found = {}
+        seconds = {}
         for process in self._parts:
             with contextlib.suppress(psutil.NoSuchProcess):
-                found[process] = float(sum(process.cpu_times()[:2]))
-        return found
+                seconds[process] = float(sum(process.cpu_times()[:2]))
+        return seconds
 
     def used(self) -> dict[str, float]:
         """Return the CPU seconds since the creation, by part."""
@@ -129,15 +129,15 @@ def measure(rounds: int, streams: Sequence[int]) -> list[dict[str, Any]]:
         for turn in range(rounds):
             for i, (count, tokens) in enumerate(points):
                 for name in there_and_back(SIDES, turn):
-                    found = _measure_one(alive[name], count, tokens, turn * len(points) + i, is_first=turn == 0)
-                    samples.append({"side": name, "round": turn, "streams": count, "tokens": tokens, **found})
-                    said = f"{count} x {tokens}: {name}: {found['output_tok_s']:.0f} tok/s"
+                    sample = _measure_one(alive[name], count, tokens, turn * len(points) + i, is_first=turn == 0)
+                    samples.append({"side": name, "round": turn, "streams": count, "tokens": tokens, **sample})
+                    said = f"{count} x {tokens}: {name}: {sample['output_tok_s']:.0f} tok/s"
                     print(f"round {turn + 1} of {rounds}: {said}", file=sys.stderr, flush=True)
     return samples
 
 
 def _measure_one(side: Side, streams: int, tokens: int, run: int, *, is_first: bool) -> dict[str, Any]:
-    count = 12 * streams if tokens > 1 else max(48 * streams, 200)  # one token takes little, and the clock is coarse
+    count = 12 * streams if tokens > 1 else max(48 * streams, 200)  # one token is quick, and the clock coarse
 
     def load(number: int, run: int) -> Load:
         settings = WorkloadSettings(num_requests=number, input_len=(INPUT, INPUT), output_len=(tokens, tokens), run=run)
@@ -155,17 +155,17 @@ def _measure_one(side: Side, streams: int, tokens: int, run: int, *, is_first: b
     return sample_of(found, used)
 
 
-def sample_of(found: Mapping[str, Any], used: Mapping[str, float]) -> dict[str, Any]:
+def sample_of(measured: Mapping[str, Any], used: Mapping[str, float]) -> dict[str, Any]:
     """Return a sample from `serve_metrics.figures` and CPU seconds by part."""
-    latencies = {f"{kind}_{at}_ms": found[f"{kind}_ms"][at] for kind in ("ttft", "itl") for at in ("p50", "p99")}
+    latencies = {f"{kind}_{at}_ms": measured[f"{kind}_ms"][at] for kind in ("ttft", "itl") for at in ("p50", "p99")}
     return {
-        "requests": found["requests"],
-        "requests_s": found["requests_s"],
-        "output_tok_s": found["output_tok_s"],
+        "requests": measured["requests"],
+        "requests_s": measured["requests_s"],
+        "output_tok_s": measured["output_tok_s"],
         **latencies,
         "cpu_s": dict(used),
-        "cpu_ms_per_request": 1e3 * sum(used.values()) / found["requests"],
-        "cpu_s_per_1000_tokens": 1e3 * sum(used.values()) / found["output_tokens"],
+        "cpu_ms_per_request": 1e3 * sum(used.values()) / measured["requests"],
+        "cpu_s_per_1000_tokens": 1e3 * sum(used.values()) / measured["output_tokens"],
     }
 
 

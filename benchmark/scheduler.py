@@ -115,12 +115,12 @@ def operations(parts: Parts) -> dict[str, Callable[[], object]]:
 
 def timed(call: Callable[[], object], repeats: int) -> list[float]:
     """Return the time of each of `repeats` calls, in us."""
-    found = []
+    times = []
     for _ in range(repeats):
         began = time.perf_counter()
         call()
-        found.append(1e6 * (time.perf_counter() - began))
-    return found
+        times.append(1e6 * (time.perf_counter() - began))
+    return times
 
 
 def run_parts(args: argparse.Namespace) -> int:
@@ -194,11 +194,11 @@ def due(requests: list[TraceRequest], step_ms: int) -> Iterator[list[tuple[int, 
     """Yield, for each step, the requests that have arrived, with their indices; ends after the last request."""
     at = step = 0
     while at < len(requests):
-        found = []
+        arrived = []
         while at < len(requests) and 1000 * requests[at].arrival_s <= step * step_ms:
-            found.append((at, requests[at]))
+            arrived.append((at, requests[at]))
             at += 1
-        yield found
+        yield arrived
         step += 1
 
 

@@ -98,9 +98,9 @@ class VirtualServer:
             self.loop.step(())
 
     def _request(self, index: int, seed: int) -> AddRequest:
-        one = self._trace[index]
-        sampling = SamplingParams(max_tokens=one.output_len, seed=index, ignore_eos=True)
-        return AddRequest(index, prompt_tokens(one, index, self.sim.info.vocab_size, seed).tobytes(), sampling)
+        request = self._trace[index]
+        sampling = SamplingParams(max_tokens=request.output_len, seed=index, ignore_eos=True)
+        return AddRequest(index, prompt_tokens(request, index, self.sim.info.vocab_size, seed).tobytes(), sampling)
 
     def _take(self, messages: Sequence[FromEngine]) -> None:
         now = self.clock.now()

@@ -40,7 +40,7 @@ ECHO_LIMIT = 256 * 4 + 1
 MAX_GROWTH_MB = 16.0
 REFUSED_BYTES = 2_000_000  # more than any context here
 REFUSED_EVERY_S = 0.5
-# For each kind of refused request its route, and a body of about so many bytes.
+# Route of each kind of refused request, and a function from a size in bytes to its body.
 REFUSED: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
     "spaces": ("/v1/chat/completions", lambda size: {"messages": [{"role": "user", "content": " " * size}]}),
     "no-spaces": ("/v1/completions", lambda size: {"prompt": "a" * size}),
@@ -108,13 +108,13 @@ async def too_large(http: httpx.AsyncClient, until: float, tally: Tally) -> None
             return
         try:
             answer = await http.post(path, json=body(REFUSED_BYTES))
-            said = f"{answer.status_code} {answer.text[:200]}"
+            outcome = f"{answer.status_code} {answer.text[:200]}"
         except httpx.HTTPError as error:
-            said = repr(error)
-        if said.startswith("400 "):
+            outcome = repr(error)
+        if outcome.startswith("400 "):
             tally.refused += 1
         else:
-            tally.failed.append(f"{kind}: {said}")
+            tally.failed.append(f"{kind}: {outcome}")
         await asyncio.sleep(REFUSED_EVERY_S)
 
 

@@ -39,7 +39,7 @@ def worst() -> dict[str, bytes]:
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(10)}}
     functions = [{"name": f"f{i}", "strict": True, "parameters": {**schema, "required": ["p0"]}} for i in range(128)]
     turns = [{"role": role, "content": "a word"} for _ in range(2000) for role in ("user", "assistant")]
-    found = {
+    bodies = {
         "8 MB, too long": chat("word " * (8 * 2**20 // 5 - 100)),
         "8 MB, unread": chat("a", metadata={"a": "word " * (8 * 2**20 // 5 - 100)}),
         "500,000 values": chat("a", metadata={"a": [0] * 500_000}),
@@ -47,7 +47,7 @@ def worst() -> dict[str, bytes]:
         "4,000 messages": {"messages": turns, "max_tokens": 4},
         "128 strict tools": chat("a", tools=[{"type": "function", "function": one} for one in functions]),
     }
-    return {name: json.dumps(body).encode() for name, body in found.items()}
+    return {name: json.dumps(body).encode() for name, body in bodies.items()}
 
 
 async def small_chats(http: httpx.AsyncClient, until: float, times: list[float]) -> None:

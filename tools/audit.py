@@ -20,12 +20,12 @@ LAST_WORDS = 400
 
 def python_findings(report: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Return the findings of pip-audit's JSON report as `id: package version`, and why it skipped packages."""
-    found, skipped = [], []
-    for one in report["dependencies"]:
-        if reason := one.get("skip_reason"):
+    findings, skipped = [], []
+    for package in report["dependencies"]:
+        if reason := package.get("skip_reason"):
             skipped.append(reason)
-        found += [f"{vuln['id']}: {one['name']} {one['version']}" for vuln in one.get("vulns", ())]
-    return found, skipped
+        findings += [f"{vuln['id']}: {package['name']} {package['version']}" for vuln in package.get("vulns", ())]
+    return findings, skipped
 
 
 def rust_findings(report: dict[str, Any]) -> list[str]:
@@ -52,34 +52,34 @@ def _run(*command: str) -> tuple[dict[str, Any] | None, str]:
 
 def audit(requirements: str) -> list[str]:
     """Return the findings of both tools, and print what could not be checked."""
-    found: list[str] = []
+    findings: list[str] = []
     quiet = ("--require-hashes", "--disable-pip", "--progress-spinner", "off", "--format", "json")
     report, words = _run("pip-audit", "--requirement", requirements, *quiet)
     if report is None:
-        print(f"audit: not asked: pip-audit: {words}")
+        print(f"audit: not checked: pip-audit: {words}")
     else:
-        found, skipped = python_findings(report)
+        findings, skipped = python_findings(report)
         asked = len(report["dependencies"]) - len(skipped)
-        print(f"audit: Python: {asked} of {len(report['dependencies'])} packages were asked for, {len(found)} findings")
+        print(f"audit: Python: {asked} of {len(report['dependencies'])} packages checked, {len(findings)} findings")
         if skipped:
-            print(f"audit: not asked: {skipped[0]}" + (f" (and {len(skipped) - 1} more)" if skipped[1:] else ""))
+            print(f"audit: not checked: {skipped[0]}" + (f" (and {len(skipped) - 1} more)" if skipped[1:] else ""))
     report, words = _run("cargo", "audit", "--json")
     if report is None:
-        print(f"audit: not asked: cargo audit (cargo install cargo-audit --locked): {words}")
+        print(f"audit: not checked: cargo audit (cargo install cargo-audit --locked): {words}")
     else:
         print(f"audit: Rust: {len(of_rust := rust_findings(report))} findings")
-        found += of_rust
-    return found
+        findings += of_rust
+    return findings
 
 
 def main(requirements: str) -> int:
-    found = audit(requirements)
-    for one in found:
+    findings = audit(requirements)
+    for one in findings:
         reason = ALLOWED.get(one.partition(":")[0])
         print(
             f"audit: {one}: {'allowed: ' + reason if reason else 'FOUND: update it, or say in tools/audit.py why not'}"
         )
-    return int(any(one.partition(":")[0] not in ALLOWED for one in found))
+    return int(any(one.partition(":")[0] not in ALLOWED for one in findings))
 
 
 if __name__ == "__main__":

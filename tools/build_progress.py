@@ -32,11 +32,11 @@ def lines_of(stream: IO[bytes]) -> Iterator[str]:
 
 def status(line: str, seconds: float) -> str | None:
     """Return the text to show for a line of cargo's progress; `None` for any other line."""
-    found = PROGRESS.search(line)
-    if found is None:
+    match = PROGRESS.search(line)
+    if match is None:
         return None
-    names = re.sub(r"\([^)]*\)|\.\.\.$", "", found[3] or "").strip(" ,")
-    return f"{found[1]} of {found[2]} crates, {seconds:.0f} s{': ' if names else ''}{names}"
+    names = re.sub(r"\([^)]*\)|\.\.\.$", "", match[3] or "").strip(" ,")
+    return f"{match[1]} of {match[2]} crates, {seconds:.0f} s{': ' if names else ''}{names}"
 
 
 def main(command: list[str]) -> int:

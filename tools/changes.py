@@ -92,16 +92,16 @@ class Imports:
     def distances(self, changed: list[str]) -> dict[str, int]:
         """Return, for each file that reaches a changed one, the number of imports of package modules in between.
         Imports of test helpers count 0: a test that starts a server through a helper is as near as the helper."""
-        found = {file: 0 for file in changed if file in self.sources}
-        waiting = deque(found)
+        distances = {file: 0 for file in changed if file in self.sources}
+        waiting = deque(distances)
         while waiting:
             file = waiting.popleft()
             step = 0 if file.startswith("tests/") else 1
             for importer in self.importers[file]:
-                if found.get(importer, 1 << 30) > found[file] + step:
-                    found[importer] = found[file] + step
+                if distances.get(importer, 1 << 30) > distances[file] + step:
+                    distances[importer] = distances[file] + step
                     (waiting.append if step else waiting.appendleft)(importer)
-        return found
+        return distances
 
     def reach(self, files: list[str], target: str) -> bool:
         """Return true if one of these files imports `target`, directly or indirectly."""
@@ -128,7 +128,7 @@ def dependants_of(root: Path, crates: list[str]) -> list[str]:
     for manifest in sorted(root.glob("rust/*/Cargo.toml")):
         read = tomllib.loads(manifest.read_text(encoding="utf-8"))
         needs[manifest.parent.name] = {name for name, one in read.get("dependencies", {}).items() if "path" in one}
-    found = set(crates)
-    while new := {name for name, needed in needs.items() if needed & found} - found:
-        found |= new
-    return sorted(found - set(crates))
+    dependants = set(crates)
+    while new := {name for name, needed in needs.items() if needed & dependants} - dependants:
+        dependants |= new
+    return sorted(dependants - set(crates))

@@ -27,9 +27,9 @@ from tests.test_mirror import TOGETHER
 from tools.changes import ROOT, TESTED, Imports, base_of, changed_files, crates_of, dependants_of, is_test
 
 BUDGET_S = 40.0  # of CPU, as recorded
-UNRECORDED_S = 1.0  # tests/seconds.json leaves out what takes less than a second
+UNRECORDED_S = 1.0  # tests/seconds.json omits files of less than a second
 NEAR = 2  # imports of the package
-ELSEWHERE = ("tests/gpu/", "tests/ray/", "tests/web/")  # they need what most machines lack
+ELSEWHERE = ("tests/gpu/", "tests/ray/", "tests/web/")  # they need hardware or packages that most machines lack
 RULES = ("tests/test_mirror.py", "tests/test_circles.py", "tests/test_layering.py")
 EXTENSION = "python/minisgl/_rust.pyi"
 NO_TESTS = 5  # pytest's exit status
@@ -155,7 +155,7 @@ def run(root: Path, part: Part) -> bool:
     begin = time.monotonic()
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     for name in ("MAKEFLAGS", "MFLAGS"):
-        env.pop(name, None)  # cargo takes no part in how make deals out jobs
+        env.pop(name, None)  # cargo does not join make's job server
     done = subprocess.run(
         part.command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

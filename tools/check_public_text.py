@@ -73,8 +73,8 @@ def findings(text: str, host: str = "", name: str = "") -> Iterator[tuple[int, s
     for number, line in enumerate(text.splitlines(), 1):
         cleaned = allowed.sub("", line)
         for kind, pattern in patterns.items():
-            if (name, kind) not in KNOWN and (found := pattern.search(cleaned)):
-                yield number, kind, found.group(0)
+            if (name, kind) not in KNOWN and (match := pattern.search(cleaned)):
+                yield number, kind, match.group(0)
 
 
 def tracked_files(root: Path) -> list[Path]:

@@ -112,7 +112,7 @@ class Source:
         """Yield the mutants that change the text; some do not compile."""
         for kind, begin, end, new in self.edits():
             first = self.text.rfind(b"\n", 0, begin) + 1
-            last = len(self.text) if (found := self.text.find(b"\n", end)) < 0 else found
+            last = len(self.text) if (newline := self.text.find(b"\n", end)) < 0 else newline
             before = self.text[first:last].decode()
             after = (self.text[first:begin] + new.encode() + self.text[end:last]).decode()
             if after != before:

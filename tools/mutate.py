@@ -117,7 +117,7 @@ class Copy:
             cwd=self.root, env=env, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
-            said, _ = process.communicate(timeout=limit_s)
+            output, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
@@ -125,8 +125,8 @@ class Copy:
         if process.returncode in (0, 5):  # all pass, or none was chosen
             return []
         if most > 1:
-            print(said)
-        return FAILED.findall(said) or [f"exit status {process.returncode}"]
+            print(output)
+        return FAILED.findall(output) or [f"exit status {process.returncode}"]
 
     @contextlib.contextmanager
     def _instead(self, texts: dict[str, str]) -> Iterator[None]:

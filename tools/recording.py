@@ -27,13 +27,13 @@ from tools.terminal_svg import Cell, Frame, Screen, shorten, svg
 FILE = Path(__file__).resolve().parent.parent / "docs" / "img" / "terminal.svg"
 COLUMNS, ROWS = 96, 26
 LONGEST_S = 1.2  # of a pause in the picture
-FRAME_S = 0.04  # what is printed within this time is one frame
-WAIT_S = 120.0  # for what must come; a failure, not a measurement
+FRAME_S = 0.04  # output within this time is one frame
+WAIT_S = 120.0  # timeout in seconds; expiry is a failure
 KEY_S = 0.045  # between two keys that are typed
 SHELL = "$ "
 PROMPT = "> "
 
-# What is waited for at the beginning of the cursor's line, what is then typed.
+# Pairs of the prompt to wait for at the beginning of the cursor's line, and the text then typed.
 CHAT: tuple[tuple[str, str], ...] = (
     (SHELL, "minisgl chat --model smollm2 --temperature 0 --max-tokens 80\r"),
     (PROMPT, "/stats\r"),
@@ -129,7 +129,7 @@ def record(script: Sequence[tuple[str, str]], folder: Path) -> list[Frame]:
         "PATH": f"{folder}:{os.environ['PATH']}",
         "PS1": SHELL,
         "TERM": "xterm-256color",
-        "XDG_STATE_HOME": str(folder),  # no suggestions from what somebody has typed before
+        "XDG_STATE_HOME": str(folder),  # no suggestions from an earlier history
     }
     recorder = Recorder(["bash", "--norc", "--noprofile", "-i"], env)
     try:

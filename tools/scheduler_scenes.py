@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import httpx
 
 STEP_MS = 60  # slow enough for the stream to leave no step out
-WAIT_S = 60.0  # for what must come; a failure, not a measurement
+WAIT_S = 60.0  # timeout in seconds; expiry is a failure
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ def play(url: str, scene: Scene) -> None:
     """Send the scene's requests, and return when all are complete."""
     threads: list[threading.Thread] = []
     failed: list[Exception] = []
-    for asked in scene.rounds:
-        begun = [threading.Event() for _ in asked]
+    for requests in scene.rounds:
+        begun = [threading.Event() for _ in requests]
         now = [
             threading.Thread(target=_noted, args=(failed, seen, lambda ask=ask, seen=seen: _ask(url, ask, seen.set)))
-            for ask, seen in zip(asked, begun, strict=True)
+            for ask, seen in zip(requests, begun, strict=True)
         ]
         for thread in now:
             thread.start()

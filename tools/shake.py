@@ -36,7 +36,7 @@ from tools.changes import ROOT, TESTED, Imports, changed_files, crates_of, is_te
 NEIGHBOUR = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n for _ in range(1000000): pass"
 SLOW_EVERY = 4  # rounds
 NICER = 3  # a core's time for a process halves with three steps of nice
-GRACE_S = 20.0  # for a test that is interrupted to end what it started
+GRACE_S = 20.0  # seconds for an interrupted test to end its children
 NO_TESTS = 5  # pytest's exit status
 WAITS = re.compile(
     r"\b(?:subprocess|Popen|psutil|multiprocessing|socket|threading|Thread|asyncio|signal|monotonic|perf_counter"
@@ -59,8 +59,8 @@ def kinds() -> tuple[Kind, Kind]:
     cores = sorted(os.sched_getaffinity(0))
     steps = min(NICER, 19 - os.nice(0))
     num_beside = round(4 * 0.5 ** (steps / NICER))
-    held = ["taskset", "-c", str(cores[-1]), "nice", "-n", str(steps)]
-    return Kind("busy", cores, [], 2.0), Kind("slow", [cores[-1]] * num_beside, held, 5.0)
+    prefix = ["taskset", "-c", str(cores[-1]), "nice", "-n", str(steps)]
+    return Kind("busy", cores, [], 2.0), Kind("slow", [cores[-1]] * num_beside, prefix, 5.0)
 
 
 @contextlib.contextmanager
@@ -115,7 +115,7 @@ def rust_targets(root: Path, name: str) -> list[Target]:
     built = subprocess.run(build, cwd=root, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode:
         raise ValueError(f"{name}: the tests cannot be built")
-    found = []
+    targets = []
     for line in built.stdout.splitlines():
         made = json.loads(line)
         if not made.get("executable"):
@@ -124,10 +124,10 @@ def rust_targets(root: Path, name: str) -> list[Target]:
         folder = Path(made["manifest_path"]).parent
         listed = subprocess.run([*command, "--list"], cwd=folder, capture_output=True, text=True, check=True).stdout
         if ": test" in listed:
-            found.append(Target(f"{name} ({made['target']['name']})", command, folder, takes_seed=False))
-    if not found:
+            targets.append(Target(f"{name} ({made['target']['name']})", command, folder, takes_seed=False))
+    if not targets:
         raise ValueError(f"{name}: {crate} has no such test: `cargo test -p {crate} -- --list` has their names")
-    return found
+    return targets
 
 
 def touched(root: Path, since: str | None) -> list[str]:
@@ -137,15 +137,15 @@ def touched(root: Path, since: str | None) -> list[str]:
     helpers = [file for file in changed if file.startswith("tests/helpers/")]
     near = sorted(file for helper in helpers for file in imports.importers[helper] if is_test(file))
     waits = {file for file, source in imports.sources.items() if WAITS.search(source)}
-    found = [
+    targets = [
         file for file in dict.fromkeys([*filter(is_test, changed), *near]) if waits & {file, *helpers_of(imports, file)}
     ]
     for crate in crates_of(changed):
         sources = sorted((root / "rust" / crate).rglob("*.rs"))
         texts = [source.read_text(encoding="utf-8") for source in sources]
         if any("#[test]" in text for text in texts) and any(WAITS.search(text) for text in texts):
-            found.append(f"rust:{crate}")
-    return found
+            targets.append(f"rust:{crate}")
+    return targets
 
 
 def helpers_of(imports: Imports, file: str) -> set[str]:
@@ -215,7 +215,7 @@ class Shaking:
                     self.shake(target, kind, number)
 
     def shake(self, target: Target, kind: Kind, number: int) -> None:
-        seed = (self.seed + number) % 2**32  # what PYTHONHASHSEED takes
+        seed = (self.seed + number) % 2**32  # the range of PYTHONHASHSEED
         name = re.sub(r"[^\w.-]+", "-", target.name).strip("-")
         output = self.folder / f"{name[:150]}-{number + 1}.txt"
         begin = time.monotonic()

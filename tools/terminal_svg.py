@@ -44,12 +44,12 @@ class Frame:
 
 def shorten(frames: Sequence[Frame], longest_s: float) -> list[Frame]:
     """Return the same frames with pauses shortened: none is shown for longer than `longest_s`."""
-    told: list[Frame] = []
+    shortened: list[Frame] = []
     at_s = 0.0
     for before, frame in zip([None, *frames], frames, strict=False):
         at_s += 0.0 if before is None else min(frame.at_s - before.at_s, longest_s)
-        told.append(Frame(at_s, frame.screen))
-    return told
+        shortened.append(Frame(at_s, frame.screen))
+    return shortened
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ def _text(shown: Shown, number: int) -> str:
         text = "".join(cell.text for cell in cells)
         if text.strip():
             weight = ' font-weight="bold"' if bold else ""
-            kept = text.rstrip()
+            visible = text.rstrip()
             spans.append(
-                f'<tspan x="{MARGIN + column * CELL_W:.1f}" textLength="{len(kept) * CELL_W:.1f}" '
-                f'fill="{COLORS.get(color, COLORS["default"])}"{weight}>{escape(kept)}</tspan>'
+                f'<tspan x="{MARGIN + column * CELL_W:.1f}" textLength="{len(visible) * CELL_W:.1f}" '
+                f'fill="{COLORS.get(color, COLORS["default"])}"{weight}>{escape(visible)}</tspan>'
             )
         column += len(text)
     return f'<text id="l{number}" y="{y:.0f}">{"".join(spans)}</text>'

@@ -34,7 +34,7 @@ QUESTION = {
     "max_tokens": 30,
 }
 READY = re.compile(r"ready: (http://\S+)")
-PAGE = ("text/html", "<title>")  # its type, and what is in it
+PAGE = ("text/html", "<title>")  # content type, and a text in it
 TO_SAFETENSORS = "from minisgl.weights.sources import resolve_model as r; print(r('smollm2', lambda *_: None))"
 
 
@@ -54,9 +54,9 @@ class Installed:
         self.folder = folder / "env"
         venv.create(self.folder, with_pip=with_pip, symlinks=True)
         self._bin = self.folder / "bin"
-        kept = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "no_proxy", "NO_PROXY", "LANG")
+        names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "no_proxy", "NO_PROXY", "LANG")
         self.env = {
-            **{name: value for name, value in os.environ.items() if name in kept or name.startswith(("PIP_", "SSL_"))},
+            **{name: value for name, value in os.environ.items() if name in names or name.startswith(("PIP_", "SSL_"))},
             "PATH": str(self._bin),
             "HOME": str(folder),
             "TMPDIR": str(folder),
@@ -88,14 +88,14 @@ class Installed:
         server = subprocess.Popen(command, env=self.env, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         try:
             assert server.stderr is not None
-            said: list[str] = []
+            lines: list[str] = []
             for line in server.stderr:
-                said.append(line)
-                if found := READY.search(line):
-                    yield found[1]
+                lines.append(line)
+                if match := READY.search(line):
+                    yield match[1]
                     break
             else:
-                raise NotAsItShouldBe(f"{' '.join(command[1:])} did not start: {''.join(said)}")
+                raise NotAsItShouldBe(f"{' '.join(command[1:])} did not start: {''.join(lines)}")
         finally:
             server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -64,10 +64,10 @@ def table(model: type[BaseModel], leave_out: frozenset[str]) -> str:
 def answer(model: type[BaseModel]) -> str:
     """Return the fields of a response as a list item: first those that are always present."""
     schema = model.model_json_schema()
-    shown = {name: f"`{name}` ({kind(one)})" for name, one in schema.get("properties", {}).items()}
+    shown = {name: f"`{name}` ({kind(field)})" for name, field in schema.get("properties", {}).items()}
     required = set(schema.get("required", ()))
-    text = f"- `{model.__name__}`: " + ", ".join(one for name, one in shown.items() if name in required)
-    if optional := [one for name, one in shown.items() if name not in required]:
+    text = f"- `{model.__name__}`: " + ", ".join(field for name, field in shown.items() if name in required)
+    if optional := [field for name, field in shown.items() if name not in required]:
         text += "; where it applies " + ", ".join(optional)
     return paragraph(text, "  ")
 
@@ -89,8 +89,8 @@ def routes() -> str:
 
 
 def model_of(name: str) -> type[BaseModel]:
-    found: type[BaseModel] = next(getattr(module, name) for module in MODULES if hasattr(module, name))
-    return found
+    model: type[BaseModel] = next(getattr(module, name) for module in MODULES if hasattr(module, name))
+    return model
 
 
 def shared(model: type[BaseModel], others: Iterable[type[BaseModel]]) -> frozenset[str]:

@@ -39,11 +39,11 @@ def python_rooms() -> dict[str, set[str]]:
 
 def crates() -> dict[str, set[str]]:
     """Return the crates of the workspace that each crate depends on; names are without `minisgl-`."""
-    found = {}
+    crates = {}
     for manifest in sorted(ROOT.glob("rust/*/Cargo.toml")):
         needed = tomllib.loads(manifest.read_text(encoding="utf-8")).get("dependencies", {})
-        found[short(manifest.parent.name)] = {short(name) for name, one in needed.items() if "path" in one}
-    return found
+        crates[short(manifest.parent.name)] = {short(name) for name, one in needed.items() if "path" in one}
+    return crates
 
 
 def short(crate: str) -> str:

@@ -46,19 +46,19 @@ def operations(model: Model, load: StepLoad) -> float:
 def fit(roofline: Roofline, loads: Sequence[StepLoad], seconds: Sequence[float]) -> dict[str, float]:
     """Fit roofline parameters by least squares: seconds = overhead + bytes / bandwidth over memory-bound decode steps,
     then seconds - overhead = FLOP / peak over steps of many tokens. Parameters without such steps are omitted."""
-    found: dict[str, float] = {}
+    parameters: dict[str, float] = {}
     decode = [i for i, load in enumerate(loads) if load.tokens == load.rows and _by_memory(roofline, load)]
     if len({loads[i].kv_tokens for i in decode}) > 2:
         x = np.array([traffic(roofline, loads[i]) for i in decode])
         slope, start = np.polyfit(x, np.array([seconds[i] for i in decode]), 1)
-        found |= {"bandwidth": float(1 / slope), "overhead_us": float(1e6 * start)}
-    overhead = found.get("overhead_us", 0.0) / 1e6
+        parameters |= {"bandwidth": float(1 / slope), "overhead_us": float(1e6 * start)}
+    overhead = parameters.get("overhead_us", 0.0) / 1e6
     many = [i for i, load in enumerate(loads) if load.tokens >= MANY_TOKENS]
     if many:
         x = np.array([operations(roofline.model, loads[i]) for i in many])
         y = np.array([seconds[i] for i in many]) - overhead
-        found["flops"] = float((x @ x) / (x @ y))
-    return found
+        parameters["flops"] = float((x @ x) / (x @ y))
+    return parameters
 
 
 def _by_memory(roofline: Roofline, load: StepLoad) -> bool:
@@ -70,12 +70,12 @@ def compare(roofline: Roofline, loads: Sequence[StepLoad], seconds: Sequence[flo
     """Return the ratio of predicted to measured time by kind of step: median, 5th and 95th percentile."""
     ratio = np.array([roofline.seconds(load) for load in loads]) / np.array(seconds)
     decode = np.array([load.tokens == load.rows for load in loads])
-    found = {}
+    by_kind = {}
     for kind, chosen in (("decode", decode), ("with prompts", ~decode)):
         if chosen.any():
             low, median, high = np.percentile(ratio[chosen], (5, 50, 95)).tolist()
-            found[kind] = {"steps": int(chosen.sum()), "median": median, "p5": low, "p95": high}
-    return found
+            by_kind[kind] = {"steps": int(chosen.sum()), "median": median, "p5": low, "p95": high}
+    return by_kind
 
 
 def main() -> int:

@@ -163,13 +163,13 @@ def side_by_side(work: Work, tokens: int, repeats: int, least_s: float) -> dict[
 def candidates(dtype: torch.dtype, rows: float) -> list[Tile]:
     """Return tiles to try for experts with `rows` rows on average, those in use first."""
     least, most = min(64, rows / 2), max(16, 2 * rows)
-    found = [tile for tile in experts_tiles.tiles(dtype) if least <= tile.block_m <= most]
+    tiles = [tile for tile in experts_tiles.tiles(dtype) if least <= tile.block_m <= most]
     for block_m, n, k, warps, stages in itertools.product((16, 32, 64, 128), (64, 32, 128), (64, 128), (4, 8), (4, 3)):
         shared = stages * (block_m + 2 * n) * k * dtype.itemsize
         registers = block_m * 2 * n // (warps * 32)  # a thread's, for sums
         if least <= block_m <= most and shared <= 220 * 1024 and 8 <= registers <= 128:
-            found.append(Tile(block_m, n, 2 * n, k, warps, stages))
-    return list(dict.fromkeys(found))
+            tiles.append(Tile(block_m, n, 2 * n, k, warps, stages))
+    return list(dict.fromkeys(tiles))
 
 
 def sweep(work: Work, tokens: int, least_s: float, until: float) -> dict[str, Any]:

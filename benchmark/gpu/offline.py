@@ -82,8 +82,8 @@ def work_of(args: argparse.Namespace, model: Path) -> OfflineJob:
 def lines_of(job: ModelJob) -> Iterator[dict[str, Any]]:
     """Yield the records that a model's process prints, as they arrive; the last is an `error` if it failed."""
     command = [sys.executable, str(Path(__file__).with_name("one_model.py"))]
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said)
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output)
         killer = threading.Timer(max(0.0, job.deadline - time.time()) + GRACE_S, process.kill)
         killer.start()
         try:
@@ -98,8 +98,8 @@ def lines_of(job: ModelJob) -> Iterator[dict[str, Any]]:
             process.kill()
             process.wait()
         if code:
-            said.seek(0)
-            yield {"kind": "error", "code": code, "error": said.read()[-4000:]}
+            output.seek(0)
+            yield {"kind": "error", "code": code, "error": output.read()[-4000:]}
 
 
 def main() -> int:

@@ -59,7 +59,7 @@ def main() -> int:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=ModelJob)
     put = Printer()
     on_gpu = job.work.engine.device.startswith("cuda")
-    bytes_per_s = watch.copy_speed() if on_gpu else watch.BYTES_PER_S  # before the engine takes the memory
+    bytes_per_s = watch.copy_speed() if on_gpu else watch.BYTES_PER_S  # measured before the engine allocates the memory
     began = time.perf_counter()
     loaded = load_engine(
         job.work.engine, lambda text, done=0, total=0: _say(f"{text} {f'{done}/{total}' * bool(total)}")

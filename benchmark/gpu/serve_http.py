@@ -41,7 +41,7 @@ PLANES = ("rust_hotpath", "python")
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 HEALTH = ("engine", "cpu_backend", "frontend", "device", "dtype", "engine_details", "num_pages", "page_size")
 OFFLINE_S = 60.0  # the offline workload is left out if less time is left
-WARM_UP_S = 10.0  # what a point is assumed to take before its measurement
+WARM_UP_S = 10.0  # assumed seconds of a point before its measurement
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from minisgl.engine.sim.profile import StepLoad
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.step import StepBuffers, StepPlan
 
-BYTES_PER_S = 4.3e12  # of an H200's memory, as reached by copies; stands in where there is no device to ask
+BYTES_PER_S = 4.3e12  # memory bandwidth of an H200 by copies; used where there is no device to measure
 _COPIED = 2**30
 DECODE, MIXED, PREFILL = "decode", "mixed", "prefill"
 
@@ -139,13 +139,13 @@ def _upper(name: str, values: Sequence[float]) -> dict[str, float]:
 
 def by_kind(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
     """Return the figures of decode, mixed and prefill steps separately."""
-    found = {}
+    figures = {}
     for kind in (DECODE, MIXED, PREFILL):
         of_kind = [step for step in steps if step.kind == kind]
         if of_kind:
             ms = [1e3 * step.computing_s for step in of_kind]
             launches = [1e3 * step.launch_s for step in of_kind]
-            found[kind] = {
+            figures[kind] = {
                 "steps": len(of_kind),
                 "tokens": sum(step.load.tokens for step in of_kind),
                 "device_s": sum(ms) / 1e3,
@@ -153,7 +153,7 @@ def by_kind(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
                 **_upper("step_ms", ms),
                 "launch_ms_median": statistics.median(launches),
             }
-    return found
+    return figures
 
 
 def points(steps: Sequence[Step]) -> list[list[float]]:

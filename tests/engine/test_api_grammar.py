@@ -15,7 +15,7 @@ from minisgl.grammar.slots import Matcher
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason, Int32Array
 from tests.helpers.engines import NEEDS_CPU, Collector, assert_logprobs, greedy, load
-from tests.helpers.grammars import PERSON, Quick, matcher, of_regex, of_schema
+from tests.helpers.grammars import PERSON, MockMatcher, matcher, of_regex, of_schema
 from tests.helpers.models import save, tiny_model
 
 pytestmark = pytest.mark.any_cpu
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.any_cpu
 VOCAB, EOS = 131, 2
 
 
-class Rising(Quick):
+class Rising(MockMatcher):
     """Each id is above the one before by 1 to 9; the end comes where there is no such id, or behind `length` of them.
     It breaks at number `breaks`."""
 
@@ -56,7 +56,7 @@ class Rising(Quick):
         self._ids.append(token)
 
 
-class Behind(Quick):
+class Behind(MockMatcher):
     """A matcher that is not the library's own object."""
 
     def __init__(self, matcher: Matcher) -> None:

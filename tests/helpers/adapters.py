@@ -61,11 +61,11 @@ class TinyAdapter:
         return folder
 
     def tensors(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-        found = {}
+        tensors = {}
         for name, (a, b) in self.pairs.items():
-            found[f"base_model.model.{name}.lora_A.weight"] = a.to(dtype)
-            found[f"base_model.model.{name}.lora_B.weight"] = b.to(dtype)
-        return found
+            tensors[f"base_model.model.{name}.lora_A.weight"] = a.to(dtype)
+            tensors[f"base_model.model.{name}.lora_B.weight"] = b.to(dtype)
+        return tensors
 
     def merged(self, model: Any) -> Any:
         """Return a copy of `model` with the adapter merged into its weights."""

@@ -97,18 +97,18 @@ class Client:
 
     def _body(self, answer: Answer) -> bytes:
         if "chunked" in answer.header("transfer-encoding"):
-            found = b""
+            body = b""
             while size := int(self._until(b"\r\n"), 16):
-                found += self._exactly(size)
+                body += self._exactly(size)
                 assert self._exactly(2) == b"\r\n"
             assert self._until(b"\r\n") == b"\r\n"
-            return found
+            return body
         if length := answer.header("content-length"):
             return self._exactly(int(length))
-        found, self._left = self._left, b""
+        body, self._left = self._left, b""
         while part := self._receive():
-            found += part
-        return found
+            body += part
+        return body
 
     def _is_closed(self) -> bool:
         assert self._socket is not None
@@ -139,16 +139,16 @@ class Client:
                 assert not self._left, f"it ends within {self._left!r}"
                 return b""
             self._left += part
-        found, self._left = self._left[: at + len(mark)], self._left[at + len(mark) :]
-        return found
+        data, self._left = self._left[: at + len(mark)], self._left[at + len(mark) :]
+        return data
 
     def _exactly(self, size: int) -> bytes:
         while len(self._left) < size:
             part = self._receive()
             assert part, f"it ends after {len(self._left)} of {size} bytes: {self._left[:2000]!r}"
             self._left += part
-        found, self._left = self._left[:size], self._left[size:]
-        return found
+        data, self._left = self._left[:size], self._left[size:]
+        return data
 
 
 # --------------------------------------------------------------------------------------------------- what is the same
@@ -156,12 +156,12 @@ class Client:
 
 def differ(one: Answer | None, other: Answer | None, request: Request) -> bool:
     """Return true if the responses of two servers differ in anything that should be equal."""
-    first, second = Said(one, request), Said(other, request)
+    first, second = Comparable(one, request), Comparable(other, request)
     plain = [(first.plain[i], second.plain[i]) for i in first.plain.keys() & second.plain.keys()]
     return first.parts != second.parts or any(ours != theirs for ours, theirs in plain)
 
 
-class Said:
+class Comparable:
     """Comparable form of a response. `parts` are equal for equal responses. `plain` are a stream's events with nothing
     but text, by choice, without their texts: a choice has none if all of its tokens arrived together."""
 
@@ -231,21 +231,21 @@ def _blocks(body: bytes, mark: bytes) -> list[bytes]:
 
 def _named(body: bytes) -> list[Any]:
     """Return the events of a stream with named events; consecutive deltas of one part are joined."""
-    found: list[Any] = []
+    events: list[Any] = []
     for at, block in enumerate(_blocks(body, b"\n\n")):
         name, data = block.split(b"\n")
         event = _plain(json.loads(data.removeprefix(b"data: ")))
         assert name == b"event: " + event["type"].encode()
         assert event.pop("sequence_number", at) == at
-        last = found[-1] if found else {}
+        last = events[-1] if events else {}
         if event["type"].endswith("delta") and "delta" in last and _head(event) == _head(last):
             for key, more in _pieces(event).items():
                 _place(last)[key] += more
             if "logprobs" in event:
                 last["logprobs"] += event["logprobs"]
         else:
-            found.append(event)
-    return [_ordered(event) for event in found]
+            events.append(event)
+    return [_ordered(event) for event in events]
 
 
 def _place(event: Any) -> Any:
@@ -286,8 +286,8 @@ def _ordered(value: Any) -> Any:
 def _without_texts(value: Any) -> Any:
     """Return the value without anything that depends on an unset seed, such as keys only present after a stop."""
     if isinstance(value, dict):
-        kept = ((key, one) for key, one in value.items() if key != "matched_stop")
-        return {key: None if key in RANDOM else _without_texts(one) for key, one in kept}
+        pairs = ((key, one) for key, one in value.items() if key != "matched_stop")
+        return {key: None if key in RANDOM else _without_texts(one) for key, one in pairs}
     return [_without_texts(one) for one in value] if isinstance(value, list) else value
 
 

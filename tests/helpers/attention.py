@@ -112,7 +112,7 @@ class Rig:
 
         graph = capture(forward)
         for mine, theirs in ((self.pool.k, self.reference.k), (self.pool.v, self.reference.v)):
-            theirs[last].copy_(mine[last])  # what the capture stored
+            theirs[last].copy_(mine[last])  # K and V that the capture stored
         for at_least, at_most in lengths:
             rows, table = self.step(size, 0, at_least, at_most)
             for part, values in zip((q, k, v), self.qkv(size), strict=True):

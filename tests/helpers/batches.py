@@ -51,14 +51,14 @@ def begin(api: openai.OpenAI, lines: Iterable[object], endpoint: Any = "/v1/comp
 
 def ended(api: openai.OpenAI, batch_id: str) -> openai.types.Batch:
     """Wait until a batch has ended, and return it."""
-    found: list[openai.types.Batch] = []
+    batch: list[openai.types.Batch] = []
 
     def is_over() -> bool:
-        found[:] = [api.batches.retrieve(batch_id)]
-        return found[0].status in ENDED
+        batch[:] = [api.batches.retrieve(batch_id)]
+        return batch[0].status in ENDED
 
     until(is_over, f"{batch_id} does not end")
-    return found[0]
+    return batch[0]
 
 
 def content(api: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
@@ -68,12 +68,12 @@ def content(api: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
 
 def texts(lines: Iterable[dict[str, Any]]) -> dict[str, str]:
     """Return the output texts by custom id. Asserts that each line succeeded and occurs once."""
-    found: dict[str, str] = {}
+    by_id: dict[str, str] = {}
     for line in lines:
-        assert line["custom_id"] not in found, "twice"
+        assert line["custom_id"] not in by_id, "twice"
         assert line["error"] is None and line["response"]["status_code"] == 200, line
-        found[line["custom_id"]] = line["response"]["body"]["choices"][0]["text"]
-    return found
+        by_id[line["custom_id"]] = line["response"]["body"]["choices"][0]["text"]
+    return by_id
 
 
 def wanted(given: Sequence[str]) -> dict[str, str]:

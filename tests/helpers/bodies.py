@@ -472,7 +472,7 @@ def damaged(draw: st.DrawFn, text: bytes) -> bytes:
 def is_seeded(body: bytes) -> bool:
     """Return true if the response to a body is the same each time: it has a seed, or is refused as no JSON object."""
     try:
-        found = json.loads(body)
+        value = json.loads(body)
     except (ValueError, RecursionError):
         return True
-    return not isinstance(found, dict) or found.get("seed") is not None
+    return not isinstance(value, dict) or value.get("seed") is not None

@@ -74,9 +74,9 @@ class Tab:
 
 @contextlib.contextmanager
 def tab(browser: Any, url: str, **options: Any) -> Iterator[Tab]:
-    found = Tab(browser, url, **options)
-    found.context.set_default_timeout(1000 * WAIT_S)
+    tab = Tab(browser, url, **options)
+    tab.context.set_default_timeout(1000 * WAIT_S)
     try:
-        yield found
+        yield tab
     finally:
-        found.context.close()
+        tab.context.close()

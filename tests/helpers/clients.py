@@ -20,16 +20,16 @@ ENVIRONMENTS = ROOT / ".clients"
 CLIENTS = ROOT / "tests" / "clients"
 PROGRAM_S = 300.0  # a failure, not a measurement
 INSTALLED = ".installed"
-PYCACHE = str(ENVIRONMENTS / "pycache")  # of what programs import: environments come without it
+PYCACHE = str(ENVIRONMENTS / "pycache")  # bytecode of imported modules: environments are installed without it
 CHECKS = "checks"  # a test's property: its client, and how many checks ended how
 
 
 def environment(name: str, made_by: str = "make client-test") -> Path:
     """Return the folder of a client's environment. Skips the test if it does not exist."""
-    found = ENVIRONMENTS / name
-    if not (found / INSTALLED).exists():
+    folder = ENVIRONMENTS / name
+    if not (folder / INSTALLED).exists():
         pytest.skip(f"the environment of {name} is not there: {made_by} makes it")
-    return found
+    return folder
 
 
 def python_command(name: str) -> list[str]:
@@ -70,5 +70,5 @@ def langchain_standard(url: str) -> tuple[int, int, str]:
 
 def report(command: list[str], url: str) -> dict[str, Any]:
     """Run a program and return its report, the JSON in the last line of its output."""
-    found: dict[str, Any] = json.loads(run(command, url).splitlines()[-1])
-    return found
+    report: dict[str, Any] = json.loads(run(command, url).splitlines()[-1])
+    return report

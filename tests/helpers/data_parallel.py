@@ -105,14 +105,14 @@ ENGINES = {"minisgl.runner.process", "minisgl.supervisor.child", FORKED}
 
 def engine_processes(server: Pool) -> list[psutil.Process]:
     """Return the engine processes that run, in the order of their start."""
-    found = []
+    engines = []
     for child in psutil.Process(server.process.pid).children():
         try:
             if ENGINES.intersection(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
-                found.append(child)
+                engines.append(child)
         except psutil.NoSuchProcess:
             pass
-    return found
+    return engines
 
 
 def states(server: Pool) -> list[str]:
@@ -121,8 +121,8 @@ def states(server: Pool) -> list[str]:
 
 
 def pool(server: Pool) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{server.url}/stats", timeout=WAIT_S).json()["pool"]
-    return found
+    stats: dict[str, Any] = httpx.get(f"{server.url}/stats", timeout=WAIT_S).json()["pool"]
+    return stats
 
 
 def until_all_ready(server: Pool, num_engines: int) -> None:

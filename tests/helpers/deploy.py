@@ -35,25 +35,25 @@ def documents(name: str) -> list[Any]:
 
 def served(monkeypatch: Any, arguments: Sequence[str]) -> ServerConfig:
     """Return the configuration that `minisgl ARGUMENTS` would serve, by the real parser. Fails for an unknown flag."""
-    taken: list[ServerConfig] = []
+    configs: list[ServerConfig] = []
     warned: list[str] = []
 
     def take(config: ServerConfig, *warnings: str) -> int:
-        taken.append(config)
+        configs.append(config)
         warned.extend(warnings)
         return 0
 
     monkeypatch.setattr(supervisor, "run_server", take)
     assert cli.main(list(arguments)) == 0, arguments
     assert warned == [], arguments
-    return taken[0]
+    return configs[0]
 
 
 def seconds(text: str) -> float:
     """Parse a duration of Docker or systemd (45, 45s, 30m, 10min) to seconds."""
-    found = re.fullmatch(r"(\d+)(s|m|min|)", text)
-    assert found is not None, text
-    return int(found[1]) * {"s": 1, "": 1, "m": 60, "min": 60}[found[2]]
+    match = re.fullmatch(r"(\d+)(s|m|min|)", text)
+    assert match is not None, text
+    return int(match[1]) * {"s": 1, "": 1, "m": 60, "min": 60}[match[2]]
 
 
 # ------------------------------------------------------------------------------------------------------ a Dockerfile
@@ -73,8 +73,8 @@ class Stage:
 
     def words(self, instruction: str) -> list[str]:
         """Return the words of the last `instruction` in exec form (a JSON list), which starts no shell."""
-        found: list[str] = json.loads(self.last(instruction))
-        return found
+        words: list[str] = json.loads(self.last(instruction))
+        return words
 
     @property
     def environment(self) -> dict[str, str]:
@@ -82,23 +82,23 @@ class Stage:
 
     @property
     def healthcheck(self) -> list[str]:
-        found: list[str] = json.loads(self.last("HEALTHCHECK").partition("CMD ")[2])
-        return found
+        words: list[str] = json.loads(self.last("HEALTHCHECK").partition("CMD ")[2])
+        return words
 
 
 def stages(path: Path) -> dict[str, Stage]:
     text = "\n".join(line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
-    found: dict[str, Stage] = {}
+    stages: dict[str, Stage] = {}
     stage: Stage | None = None
     for line in filter(None, re.sub(r"\\\n\s*", " ", text).splitlines()):
         instruction, rest = line.split(maxsplit=1)
         if instruction == "FROM":
             base, _, name = rest.partition(" AS ")
-            stage = found[name] = Stage(base, name)
+            stage = stages[name] = Stage(base, name)
         else:
             assert stage is not None, line
             stage.steps.append((instruction, rest))
-    return found
+    return stages
 
 
 def context(ignore: Path) -> set[str]:
@@ -112,12 +112,12 @@ def context(ignore: Path) -> set[str]:
 
 
 def _ignored(name: str, patterns: Sequence[str]) -> bool:
-    found = False
+    ignored = False
     for pattern in patterns:
         wanted = pattern.removeprefix("!")
         if any(_fits(part, wanted) for part in _beginnings(name)):
-            found = not pattern.startswith("!")
-    return found
+            ignored = not pattern.startswith("!")
+    return ignored
 
 
 def _beginnings(name: str) -> Iterator[str]:

@@ -42,7 +42,7 @@ VOCAB = 60
 CONTEXT = 96
 MODELS = ("qwen3-tied", "mistral-window", "qwen2-window-in-the-last-layers", "qwen3-moe")
 CPU = torch.device("cpu")
-ROUNDING = 1e-5  # by which logits of the two may differ: ten times what is seen
+ROUNDING = 1e-5  # bound on the difference of logits: ten times the observed one
 Draw = Callable[[int, int], int]  # an integer between two, both included
 
 
@@ -54,7 +54,7 @@ class Scenario:
     eagerness: float
     seed: int  # of the device
     requests: list[TimedRequest] = field(default_factory=list)
-    broken: frozenset[int] = frozenset()  # forwards with rows, by number, whose numbers are none
+    broken: frozenset[int] = frozenset()  # indices of forwards whose outputs are NaN
 
 
 def make_scenario(draw: Draw) -> Scenario:

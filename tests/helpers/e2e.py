@@ -85,8 +85,8 @@ class ServerProcess:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line.rstrip())
-            if not self.url and (found := READY.search(line)):  # servers behind it say it, too
-                self.url = found.group(1)
+            if not self.url and (match := READY.search(line)):  # servers of its models print it, too
+                self.url = match.group(1)
                 self._ready.set()
         self._ready.set()
 

@@ -18,8 +18,8 @@ def properties(path: str) -> dict[str, dict[str, Any]]:
 
     model = POSTS[path][0]
     assert model is not None
-    found: dict[str, dict[str, Any]] = model.model_json_schema()["properties"]
-    return found
+    fields: dict[str, dict[str, Any]] = model.model_json_schema()["properties"]
+    return fields
 
 
 def bounds(path: str) -> Iterator[tuple[str, Any, Any]]:
@@ -40,17 +40,17 @@ def edges(path: str) -> dict[str, list[Any]]:
     from minisgl.server.routes import POSTS
 
     model: Any = POSTS[path][0]
-    found = {name: [*OF_ANY] for name in properties(path)}
+    values = {name: [*OF_ANY] for name in properties(path)}
     for name, inside, outside in bounds(path):
-        found[name] += [inside, outside]
+        values[name] += [inside, outside]
     for table in (model.NOT_YET, model.OTHERS, model.IGNORED, fields.IGNORED, fields.LLAMA_CPP_IGNORED):
         for name, nothing in table.items():
-            found.setdefault(name, [*OF_ANY]).extend(nothing)
-    found |= {alias: found[name] for alias, name in model.ALIASES.items()}
-    return found
+            values.setdefault(name, [*OF_ANY]).extend(nothing)
+    values |= {alias: values[name] for alias, name in model.ALIASES.items()}
+    return values
 
 
 def at_edges(path: str) -> st.SearchStrategy[tuple[str, Any]]:
     """Draw a field of a body with a value at or beyond its bounds."""
-    known = edges(path)
-    return st.sampled_from(sorted(known)).flatmap(lambda name: st.tuples(st.just(name), st.sampled_from(known[name])))
+    values = edges(path)
+    return st.sampled_from(sorted(values)).flatmap(lambda name: st.tuples(st.just(name), st.sampled_from(values[name])))

@@ -51,8 +51,8 @@ def with_dense(folder: Path, activations: Sequence[str], sizes: Sequence[int], *
     for i, (name, size, inputs) in enumerate(zip(activations, sizes, (64, *sizes), strict=False)):
         own = folder / f"{i + 2}_Dense"
         own.mkdir()
-        said = {"in_features": inputs, "out_features": size, "activation_function": name}
-        (own / "config.json").write_text(json.dumps(said))
+        config = {"in_features": inputs, "out_features": size, "activation_function": name}
+        (own / "config.json").write_text(json.dumps(config))
         weights.append(torch.randn(size, inputs, generator=torch.Generator().manual_seed(i)) / 8)
         tensors = {"linear.weight": weights[-1]} | (
             {"linear.bias": torch.arange(size) / 9.0} if bias and i == 0 else {}
@@ -66,8 +66,8 @@ def with_dense(folder: Path, activations: Sequence[str], sizes: Sequence[int], *
 def hidden_states(model: Any, ids: Sequence[int]) -> Tensor:
     """Return the hidden states [tokens, hidden] of the model without its head."""
     with torch.inference_mode():
-        found: Tensor = model.base_model(torch.tensor([list(ids)])).last_hidden_state[0]
-    return found
+        states: Tensor = model.base_model(torch.tensor([list(ids)])).last_hidden_state[0]
+    return states
 
 
 def pooled(hidden: Tensor, pooling: str) -> Tensor:

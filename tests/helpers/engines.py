@@ -86,8 +86,8 @@ class Collector(Received):
 
     def forget(self) -> None:
         """Discard the outputs of ended requests, here and in the loop."""
-        for kept in (self.tokens, self.reasons, self.cached, self.logprobs):
-            kept.clear()
+        for outputs in (self.tokens, self.reasons, self.cached, self.logprobs):
+            outputs.clear()
         self.loop._requests.flush()
 
     def add(self, requests: dict[int, tuple[list[int], SamplingParams]]) -> None:

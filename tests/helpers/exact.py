@@ -68,10 +68,10 @@ class rate(BaseModel):
 def held(kind: type[M] | TypeAdapter[M], text: str | bytes) -> M:
     """Parse `text` as `kind`; asserts that no field is unknown or missing."""
     adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
-    found = adapter.validate_json(text, strict=True)
-    faults = list(_faults(found, ""))
+    parsed = adapter.validate_json(text, strict=True)
+    faults = list(_faults(parsed, ""))
     assert not faults, f"{faults} in {text!r}"
-    return found
+    return parsed
 
 
 def _faults(value: Any, where: str) -> Iterator[str]:

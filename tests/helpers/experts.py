@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# of the largest value of the result; half precision rounds what lies between the two products, too
+# relative to the largest result; half precision also rounds between the two matmuls
 WITHIN = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 

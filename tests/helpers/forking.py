@@ -185,7 +185,7 @@ def template_process() -> int:
     gc.collect()
     gc.freeze()
     asks = socket.socket(fileno=os.dup(sys.stdin.fileno()))
-    children: dict[int, tuple[int, int]] = {}  # by the descriptor of a process: its id, where its exit code goes
+    children: dict[int, tuple[int, int]] = {}  # descriptor of a process -> its id, and the descriptor for its exit code
     poll = select.poll()
     poll.register(asks, select.POLLIN)
     while True:

@@ -49,7 +49,7 @@ def tensors_of(model: Any, arch: str) -> dict[str, Floats]:
     """Return the model's weights by their GGUF names, in GGUF's order of rows and experts."""
     config, out = model.config, dict[str, Floats]()
     kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    # some lists of gguf-py lack what files of the architecture may have: then the names are those of Llama
+    # some name maps of gguf-py lack tensors of their architecture: Llama's names are used for those
     lists = [gguf.get_tensor_name_map(one, config.num_hidden_layers) for one in (kind, gguf.MODEL_ARCH.LLAMA)]
     experts: dict[str, list[Floats]] = {}
     for name, values in model.state_dict().items():

@@ -45,7 +45,7 @@ _MROPE = {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [6, 5, 
 _LONGROPE = {"rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75,
     "short_factor": [1.0 + i / 10 for i in range(12)], "long_factor": [2.0 + i / 3 for i in range(12)],
     "original_max_position_embeddings": 48}
-# llama.cpp takes the short ones for all of the context
+# llama.cpp uses the short factors for the whole context
 _FACTORS = {"rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0 + i / 10 for i in range(16)],
     "long_factor": [2.0 + i / 3 for i in range(16)], "original_max_position_embeddings": 256}
 # llama.cpp rounds the border dimensions of YaRN, which this base makes whole
@@ -154,7 +154,7 @@ ROWS = {
         "tie_word_embeddings": True, "rope_parameters": _FACTORS}),
     "hunyuan-moe": Row("hunyuan-moe", "hunyuan", {**PLAIN, "moe_topk": 5}, decoded=True,
         said={"moe_intermediate_size": [256] * 3, "moe_topk": [5] * 3, "num_shared_expert": [1] * 3}),
-    # the converter takes the size of shared experts for that of the MLP by KV heads
+    # the converter computes the shared experts' size as that of the MLP times KV heads
     "ernie4.5-moe": Row("ernie4.5-moe", SENTENCEPIECE, {**PLAIN, "intermediate_size": 2048,
         "moe_intermediate_size": 256, "moe_layer_end_index": 4, "moe_layer_interval": 1}, decoded=True),
     "llama4": Row("llama4", "llama4", {**PLAIN, "intermediate_size_mlp": 512, "attention_chunk_size": 8192,
@@ -167,7 +167,7 @@ ROWS = {
         said={"layer_types": _MAMBA_KINDS, "num_experts_per_tok": 0}),
     "granite-hybrid-moe": Row("granite-hybrid-moe", "refact", {**_SSM, "shared_intermediate_size": 256,
         "position_embedding_type": None, "mamba_conv_bias": True}, decoded=True, said={"layer_types": _MAMBA_KINDS}),
-    # the converter takes all that transformers knows for one with experts
+    # the converter treats every model of this class as one with experts
     "nemotron-h": Row("nemotron-h", "pixtral", _NEMOTRON, said={"model_type": "nemotron_h as published",
         "rms_norm_eps": 1e-5, "num_hidden_layers": 5, "hybrid_override_pattern": "M-*M-",
         **dict.fromkeys(("num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"))}),
@@ -177,7 +177,7 @@ ROWS = {
     "mamba2": Row("mamba2", changes={**_PADDED, "head_dim": 64, "state_size": 128, "conv_kernel": 4},
         without=("num_attention_heads", "num_key_value_heads", "head_dim"), decoded=True,
         said={"intermediate_size": None}),
-    # what is read of a state may all but cancel, and its norm makes that large
+    # the values read from a state may nearly cancel, which its norm then amplifies
     "qwen3.5": Row("qwen3.5", "qwen35", _DELTA, decoded=True, said=_PREDICTS, rewrite="predicting"),
     "qwen3.5-moe": Row("qwen3.5-moe", "qwen35", {**_DELTA_EXPERTS, "linear_num_value_heads": 8}, decoded=True,
         said=_PREDICTS, rewrite="predicting"),

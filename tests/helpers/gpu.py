@@ -121,12 +121,12 @@ class Recorded:
 
     def logits(self) -> dict[int, dict[int, Tensor]]:
         """Return logits by request and token position: [vocab] float32 on the host."""
-        found: dict[int, dict[int, Tensor]] = {}
+        by_request: dict[int, dict[int, Tensor]] = {}
         for owner, logits, slots, position in self._kept:
             rows = logits.float().cpu()
             for row, slot, at in zip(rows, slots.tolist(), position.tolist(), strict=True):
-                found.setdefault(owner[slot], {})[at] = row
-        return found
+                by_request.setdefault(owner[slot], {})[at] = row
+        return by_request
 
 
 class Run(Collector):

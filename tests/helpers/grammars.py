@@ -51,7 +51,7 @@ def matcher(grammar: str, vocab_size: int = VOCAB_SIZE, eos_ids: tuple[int, ...]
     return made.matcher
 
 
-class Quick:
+class MockMatcher:
     """Base of mock matchers that serve one request and take no time."""
 
     num_bytes = 0
@@ -70,7 +70,7 @@ class Quick:
         return self
 
 
-class PickyMatcher(Quick):
+class PickyMatcher(MockMatcher):
     """Mock matcher that allows about a quarter of the ids, depending on all earlier tokens, so that a lost, repeated or
     late token is detected. About once in twelve masks, only an end token and one other id are allowed. `poisoned`:
     fails at the mask with this index. `slow_one_in`: one in this many masks takes long."""
@@ -98,9 +98,9 @@ class PickyMatcher(Quick):
         ids = np.arange(self._vocab_size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(self._state)
         ids ^= ids >> np.uint64(29)
         ids *= np.uint64(0xBF58476D1CE4E5B9)
-        found = np.flatnonzero(ids >> np.uint64(62) == 0)
-        found = [int(i) for i in found if i not in self._eos_ids] or [self._vocab_size // 2]
-        return found if self._state % 12 else [*self._eos_ids, found[0]]
+        candidates = np.flatnonzero(ids >> np.uint64(62) == 0)
+        candidates = [int(i) for i in candidates if i not in self._eos_ids] or [self._vocab_size // 2]
+        return candidates if self._state % 12 else [*self._eos_ids, candidates[0]]
 
     def fill(self, mask: Int32Array) -> None:
         if self._masks_left == 0:
@@ -168,9 +168,9 @@ class PickyCompiler:
             if one[0] < 0:
                 one[1].prepare()
                 self._made[key] = Compiled(key, self._later.pop(key)[1])
-        found = list(self._made.values())
+        compiled = list(self._made.values())
         self._made.clear()
-        return found
+        return compiled
 
     def follows(self, grammar: str, tokens: Sequence[int]) -> bool:
         """Return true if the grammar allows these tokens."""

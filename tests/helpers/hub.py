@@ -22,12 +22,12 @@ def add(req_id: int, prompt: Iterable[int], max_tokens: int) -> AddRequest:
 
 def streams(messages: Iterable[FromEngine]) -> dict[int, Stream]:
     """Return tokens and finish reason by request; reason 0: not ended yet."""
-    found: dict[int, Stream] = {}
+    streams: dict[int, Stream] = {}
     for message in messages:
         if isinstance(message, StepTokens):
             arrays = (message.req_ids, np.int64), (message.tokens, np.int32), (message.reasons, np.int32)
             for req_id, token, reason in zip(*(np.frombuffer(a, t).tolist() for a, t in arrays), strict=True):
-                tokens, ended = found.get(req_id, ([], 0))
+                tokens, ended = streams.get(req_id, ([], 0))
                 assert not ended, f"{req_id} goes on after its end"
-                found[req_id] = ([*tokens, token] if token >= 0 else tokens, reason)
-    return found
+                streams[req_id] = ([*tokens, token] if token >= 0 else tokens, reason)
+    return streams

@@ -41,14 +41,14 @@ FILES = "make file-environments"
 NUM_TOP = 20
 _CONVERTER = """
 import enum, json, os, sys
-def member(kind, name):  # the converter's newest classes want names that the gguf beside it lacks
+def member(kind, name):  # the converter's newest classes use names that its gguf package lacks
     if name.startswith("_"):
         raise AttributeError(name)
     if name in kind._member_map_ or kind.__name__ not in ("MODEL_ARCH", "MODEL_TENSOR"):
         return known(kind, name)
 known, enum.EnumType.__getattr__ = getattr(enum.EnumType, "__getattr__", object.__getattribute__), member
 import conversion.base, conversion.hunyuan, convert_hf_to_gguf
-from transformers import AutoConfig, AutoTokenizer  # which it imports when it is asked
+from transformers import AutoConfig, AutoTokenizer  # which the converter imports lazily
 conversion.base.TextModel.get_vocab_base_pre = lambda self, tokenizer: pre  # it knows real vocabularies by their hashes
 # which wants the code of that model's own tokenizer
 conversion.hunyuan.HunYuanMoEModel.set_vocab = conversion.base.TextModel._set_vocab_gpt2
@@ -122,15 +122,15 @@ def put_tokenizer(folder: Path, kind: str) -> int:
     letters = [chr(code) for code in range(33, 127)] + (["\u2581", "\n"] if kind == OF_TEXT else ["Ġ", "Ċ"])
     merges = [(one, other) for one in string.ascii_lowercase[:12] for other in string.ascii_lowercase[:12]]
     vocab = {token: at for at, token in enumerate([*letters, *map("".join, merges)])}
-    found = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=kind == OF_TEXT))
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=kind == OF_TEXT))
     if kind == OF_TEXT:
-        found.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse()])
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse()])
     else:
-        found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    # the converter asks GLM's for those behind the first
-    found.add_special_tokens(["<|endoftext|>", "<|user|>", "[gMASK]", "<|observation|>"])
-    transformers.PreTrainedTokenizerFast(tokenizer_object=found, eos_token="<|endoftext|>").save_pretrained(folder)
-    return found.get_vocab_size()
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # the converter requires the further ones of GLM's tokenizer
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|user|>", "[gMASK]", "<|observation|>"])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
+    return tokenizer.get_vocab_size()
 
 
 @functools.cache
@@ -189,8 +189,8 @@ class LlamaCpp:
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
         """Return the tokens of a text, without those added around prompts. `special`: recognize special tokens."""
-        found: list[int] = self.ask("/tokenize", content=text, parse_special=special)["tokens"]
-        return found
+        tokens: list[int] = self.ask("/tokenize", content=text, parse_special=special)["tokens"]
+        return tokens
 
     def steps(self, prompt: Sequence[int], count: int) -> list[Step]:
         """Return `count` greedy steps, or fewer if the text ends."""
@@ -232,7 +232,7 @@ def our_steps(llm: LLM, prompts: Sequence[Sequence[int]], count: int) -> list[li
     return found
 
 
-class Alike(NamedTuple):
+class Agreement(NamedTuple):
     """Agreement of two servers. A comparison ends where they choose different, equally likely tokens: `ties`."""
 
     num_steps: int
@@ -245,7 +245,7 @@ class Alike(NamedTuple):
 
 def compared(
     theirs: Sequence[Sequence[Step]], ours: Sequence[Sequence[Step]], *, num_top: int, tie_within: float
-) -> Alike:
+) -> Agreement:
     ties, differences = 0, list[float]()
     for one, other in zip(theirs, ours, strict=True):
         assert one and len(one) <= len(other)
@@ -259,7 +259,7 @@ def compared(
                 assert gap <= tie_within, f"step {len(differences)}: {found.token} is {gap:.4f} behind {expected.token}"
                 ties += 1
                 break
-    return Alike(len(differences), ties, max(differences), float(np.quantile(differences, 0.9)))
+    return Agreement(len(differences), ties, max(differences), float(np.quantile(differences, 0.9)))
 
 
 def assert_answers_alike(
@@ -273,7 +273,7 @@ def assert_answers_alike(
     theirs: Path | None = None,
     typical: float | None = None,
     **settings: Any,
-) -> Alike:
+) -> Agreement:
     """Assert that llama.cpp's server and our CPU engine choose the same tokens, and give the `num_top` likeliest ones
     the same log probabilities. `tie_within`: the gap by llama.cpp's log probabilities that counts as a tie. `theirs`:
     the file that llama.cpp serves, if another one. `typical`: the bound for the 90th percentile of the differences."""
@@ -281,9 +281,9 @@ def assert_answers_alike(
     with llama_cpp(theirs or file, length=length) as server:
         expected = [server.steps(prompt, count) for prompt in prompts]
     with LLM(str(file), engine="cpu", log_level="error", max_seq_len=length, **settings) as llm:
-        found = compared(expected, our_steps(llm, prompts, count), num_top=num_top, tie_within=tie_within)
-    assert found.largest <= within and found.typical <= (typical or within), found
-    return found
+        agreement = compared(expected, our_steps(llm, prompts, count), num_top=num_top, tie_within=tie_within)
+    assert agreement.largest <= within and agreement.typical <= (typical or within), agreement
+    return agreement
 
 
 def vectors_or_scores(file: Path, **asked: Any) -> Any:

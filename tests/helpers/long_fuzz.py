@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, seed, settings
 
 EXAMPLES_A_RUN = 1000
 T = TypeVar("T")
-resource_tracker.ensure_running()  # it outlives what is spawned: a file that is asked what it left does not count it
+resource_tracker.ensure_running()  # it outlives spawned processes, so tests that look for leftovers must not count it
 
 
 def for_long(check: Callable[..., None], given: Callable[..., Any], config: settings, max_examples: int) -> None:

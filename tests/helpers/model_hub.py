@@ -26,7 +26,7 @@ COMMIT = "c0ffee" + "0" * 34
 
 
 @dataclass(frozen=True)
-class Asked:
+class HubRequest:
     port: str  # hub or cdn
     path: str
     range: str | None
@@ -47,7 +47,7 @@ class ModelHub:
     after which a response pauses until `go_on`; `stalled` is set meanwhile. `limits`: the next Retry-After headers."""
 
     repos: dict[str, Repo] = field(default_factory=dict)
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[HubRequest] = field(default_factory=list)
     cuts: deque[int] = field(default_factory=deque)
     limits: deque[str] = field(default_factory=deque)
     failures: deque[int] = field(default_factory=deque)  # statuses of the next answers
@@ -69,7 +69,7 @@ class ModelHub:
         shown = {"HF_TOKEN": token, "MODELSCOPE_API_TOKEN": token} if token else {}
         return others | mine | {"MINISGL_CACHE": str(home / "minisgl")} | shown
 
-    def of_files(self, path: str = "") -> list[Asked]:
+    def of_files(self, path: str = "") -> list[HubRequest]:
         return [one for one in self.asked if one.port == "cdn" and path in one.path]
 
 
@@ -91,7 +91,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hub, token = self.hub, self.headers.get("Authorization")
-        hub.asked.append(Asked(self.port_name, self.path, self.headers.get("Range"), token))
+        hub.asked.append(HubRequest(self.port_name, self.path, self.headers.get("Range"), token))
         if hub.limits:
             return self.refuse(429, "", {"Retry-After": hub.limits.popleft()})
         if hub.failures:

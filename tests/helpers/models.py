@@ -45,7 +45,7 @@ def tiny_case(case: Model) -> Any:
         pytest.skip("asks the registry since transformers 5.24")
     if not hasattr(transformers, case.architecture):
         pytest.skip(f"transformers {transformers.__version__} has no {case.architecture}")
-    return made(case, TINY_THEIRS, whole={"attn_implementation": "eager"})  # of others not all know soft caps
+    return made(case, TINY_THEIRS, whole={"attn_implementation": "eager"})  # other implementations may lack soft caps
 
 
 def made(model: Model, base: Config, *, own: Any = None, whole: Config | None = None, **changes: Any) -> Any:
@@ -97,7 +97,7 @@ def randomised(model: Any) -> Any:
             elif name.endswith((".D", "mamba.A_log", "mixer.A_log")):
                 parameter.uniform_(-0.5, 1.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("bias") and buffer.is_floating_point():  # others are masks
+            if name.endswith("bias") and buffer.is_floating_point():  # integer buffers are masks
                 buffer.normal_(0.0, 0.3)
             elif _NORM.search(name):
                 buffer.uniform_(0.5, 1.5)
@@ -206,12 +206,12 @@ class DenseSequence:
 
 def greedy(model: Decoder, prompt: Sequence[int], count: int) -> list[int]:
     """Generate `count` greedy tokens."""
-    sequence, found = DenseSequence(model), list[int]()
+    sequence, tokens = DenseSequence(model), list[int]()
     logits = sequence.extend(prompt)[-1]
-    while len(found) < count:
-        found.append(int(logits.argmax()))
-        logits = sequence.extend(found[-1:])[-1]
-    return found
+    while len(tokens) < count:
+        tokens.append(int(logits.argmax()))
+        logits = sequence.extend(tokens[-1:])[-1]
+    return tokens
 
 
 @torch.inference_mode()

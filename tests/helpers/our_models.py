@@ -42,9 +42,9 @@ def by_safetensors(variant: str, folder: Path) -> float:
     """Return the largest difference between logits of the CPU engine and of transformers."""
     reference = tiny_model(variant)
     engine: Any = load("cpu", save(reference, folder), num_pages=64)[0]
-    found = np.frombuffer(engine.rust.prompt_logits(np.array(IDS, np.int32)), np.float32)
+    ours = np.frombuffer(engine.rust.prompt_logits(np.array(IDS, np.int32)), np.float32)
     engine.close()
-    worst = float((torch.from_numpy(found.reshape(len(IDS), -1).copy()) - reference_logits(reference, IDS)).abs().max())
+    worst = float((torch.from_numpy(ours.reshape(len(IDS), -1).copy()) - reference_logits(reference, IDS)).abs().max())
     assert worst <= LOGITS_WITHIN, variant
     return float(f"{worst:.1e}")
 
@@ -72,8 +72,8 @@ def by_vectors(variant: str, folder: Path) -> float:
 
 
 def recorded() -> Figures:
-    found: Figures = json.loads(RECORD.read_text(encoding="utf-8"))
-    return found
+    figures: Figures = json.loads(RECORD.read_text(encoding="utf-8"))
+    return figures
 
 
 def native(figures: Figures) -> list[tuple[str, ...]]:

@@ -112,15 +112,15 @@ class Pair:
         self._same("ratio", self.ours.reserve_ratio, self.theirs.reserve_ratio)
 
     def _both(self, call: Callable[[Any], Any]) -> tuple[Any, Any]:
-        found = []
+        results = []
         for i, (name, plane) in enumerate((("python", self.ours), (self.backend, self.theirs))):
             began = perf_counter()
             try:
-                found.append(_unless_refused(call, plane))
+                results.append(_unless_refused(call, plane))
             except (ControlPlaneError, ValueError) as error:
                 raise Divergence(f"{name} fails: {error}", self.config, list(self.log)) from error
             self.seconds[i] += perf_counter() - began
-        return found[0], found[1]
+        return results[0], results[1]
 
     def _same_array(self, what: str, one: np.ndarray[Any, Any], two: np.ndarray[Any, Any]) -> None:
         if one.dtype != two.dtype or one.tobytes() != two.tobytes():

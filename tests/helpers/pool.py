@@ -94,10 +94,10 @@ class Pool:
 
     def peer(self, name: str = "test") -> FrontEndPeer:
         """Connect a front end, and return it once all engines are ready."""
-        found = FrontEndPeer(self.address, name)
-        self.peers.append(found)
-        found.next(EngineReady)
-        return found
+        peer = FrontEndPeer(self.address, name)
+        self.peers.append(peer)
+        peer.next(EngineReady)
+        return peer
 
     def __enter__(self) -> Pool:
         return self

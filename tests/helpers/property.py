@@ -103,9 +103,9 @@ class Scenario:
     fail_steps: set[int]
     clear_steps: set[int]
     budgets: dict[int, TokenBudget]
-    read_steps: set[int]  # in which the pages that need not be computed are told again
+    read_steps: set[int]  # steps in which the loaded pages are reported again
     draft_steps: dict[int, tuple[int, int, int]]  # lateness, length and first wrong token of drafts from outside
-    broken: dict[int, int]  # adapters, and from which position on what they give is not finite
+    broken: dict[int, int]  # adapter -> position from which its outputs are not finite
 
 
 def draw_from(seed: int) -> Draw:
@@ -165,7 +165,7 @@ def make_scenario(draw: Draw, states: bool = False) -> Scenario:
     budgets = {draw(0, 40): TokenBudget(draw(1, 20), draw(1, 40), background) for _ in range(draw(0, 3))}
     broken = {draw(0, 2): draw(0, 30)} if draw(0, 2) == 0 else {}
     for spec in specs if draw(0, 1) else ():
-        most = min(len(spec.prompt), broken.get(spec.adapter, limit)) // page_size  # nobody keeps what is not finite
+        most = min(len(spec.prompt), broken.get(spec.adapter, limit)) // page_size  # non-finite pages are not stored
         spec.stored = (draw(0, 3) // 3, draw(0, most))
     read_steps = {draw(1, 60) for _ in range(draw(0, 12))}
     draft_steps = {}
@@ -181,7 +181,7 @@ def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
     if sequences and draw(0, 1):
         base = sequences[draw(0, len(sequences) - 1)]
         fresh = base[: draw(1, len(base))] + fresh[: draw(0, 3)]
-    if draw(0, 2) == 0:  # it may be guessed how it goes on
+    if draw(0, 2) == 0:  # a repetition, so that drafts are found
         fresh += fresh[-draw(1, 4) :] * 4
     if draw(0, 15) == 0:
         return [0] * limit
@@ -351,14 +351,14 @@ class Driver:
         if self.step not in self.scenario.draft_steps:
             return []
         late, count, wrong = self.scenario.draft_steps[self.step]
-        found = []
+        drafts = []
         for spec in self.scenario.specs:
             done = len(self.seen[spec.req_id].tokens)
             if done and self.seen[spec.req_id].reason == FinishReason.NONE:
                 right = alone(spec, self.limit)[done : done + count]
                 tokens = [1 - token if i >= wrong else token for i, token in enumerate(right) if token in ALPHABET]
-                found.append(Draft(spec.req_id, len(spec.prompt) + done - late, tuple(tokens)))
-        return found
+                drafts.append(Draft(spec.req_id, len(spec.prompt) + done - late, tuple(tokens)))
+        return drafts
 
     def _inspect(self, plan: StepPlan) -> None:
         """Assert that no row passes its limit, and a bound request's cached length is whole pages, less than its
@@ -392,15 +392,15 @@ class Driver:
 
     def _assignments(self, plan: StepPlan) -> list[SlotAssignment]:
         entry = self.plane.buffers.ring[plan.ring_index]
-        found = []
+        assigned = []
         for i in range(plan.num_assigned):
             spec = self.specs[int(entry.assigned_ids[i])]
             tokens = np.array(spec.prompt, np.int32)
             sampling = SamplingParams(seed=spec.seed, adapter=spec.adapter)
             stored = Stored(spec.prompt, spec.adapter, self.scenario.config.page_size, spec.stored[1])
             slot = int(entry.assigned[i, 0])
-            found.append(SlotAssignment(slot, spec.req_id, sampling, tokens, len(tokens), stored=stored))
-        return found
+            assigned.append(SlotAssignment(slot, spec.req_id, sampling, tokens, len(tokens), stored=stored))
+        return assigned
 
     def _commit(self, plan: StepPlan, handle: StepHandle) -> bool:
         try:

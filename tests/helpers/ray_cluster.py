@@ -64,8 +64,8 @@ class RayCluster:
 
     def num_running(self, deployment: str) -> int:
         application = serve.status().applications.get(APP)
-        found = application.deployments.get(deployment) if application else None
-        return 0 if found is None else found.replica_states.get("RUNNING", 0)
+        status = application.deployments.get(deployment) if application else None
+        return 0 if status is None else status.replica_states.get("RUNNING", 0)
 
     def until_running(self, deployment: str, number: int) -> None:
         until(lambda: self.num_running(deployment) == number, f"{deployment}: never {number} replicas", WAIT_S)
@@ -120,12 +120,12 @@ class RayCluster:
         return num_answers
 
     def _find(self, *words: str) -> list[psutil.Process]:
-        found = []
+        processes = []
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if all(word in child.cmdline() for word in words) and child.status() != psutil.STATUS_ZOMBIE:
-                    found.append(child)
-        return found
+                    processes.append(child)
+        return processes
 
     def stop(self) -> None:
         """Shut the cluster down, and end and remove everything that is left of it."""

@@ -21,7 +21,7 @@ MAKE: dict[str, Callable[[ControlPlaneConfig, StepBuffers | None], object]] = {
     "python": ReferenceControlPlane,
     "rust_hotpath": make_rust_hotpath,
 }
-PLANE = "python"  # what `Driver` drives; the fixture `each_control_plane` sets it
+PLANE = "python"  # scheduler that `Driver` creates; set by the fixture `each_control_plane`
 
 
 def arrival(req_id: int, tokens: Sequence[int], max_tokens: int = 4, **options: object) -> Arrival:
@@ -49,7 +49,7 @@ class EngineView:
 
     buffers: StepBuffers
     states: bool = False  # of the model
-    drafts: bool = False  # pages that a refused draft had are followed by others in the same columns
+    drafts: bool = False  # pages of a refused draft are replaced by others at the same page indices
     owner: dict[int, int] = field(default_factory=dict)
     cached_len: dict[int, int] = field(default_factory=dict)
     table: dict[int, list[int]] = field(default_factory=dict)

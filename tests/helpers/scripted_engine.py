@@ -186,7 +186,7 @@ class ScriptedEngine:
             for message in self._advance():
                 peer.send_messages([message])
                 time.sleep(self.pace_s)
-        for messages in peer.receive(0):  # what came before it was told to stop
+        for messages in peer.receive(0):  # messages received before the stop
             self.take(messages)
         peer.close()
 
@@ -210,8 +210,8 @@ class ScriptedEngine:
 
     def _reply(self, message: AddRequest) -> bytes:
         prompt = _bytes(message)
-        asked = (text for found, text in self.replies.items() if re.search(found.encode(), prompt, re.DOTALL))
-        return next(asked, "ok").encode()
+        texts = (text for pattern, text in self.replies.items() if re.search(pattern.encode(), prompt, re.DOTALL))
+        return next(texts, "ok").encode()
 
     def _advance(self) -> Iterator[StepTokens]:
         """Yield one step of all live requests; a burst's steps are sent at once."""
@@ -258,7 +258,7 @@ class ScriptedEngine:
     def _next(self, one: _Live) -> tuple[int, FinishReason]:
         if one.sent == len(one.tokens):
             del self._live[one.request.req_id]
-            return -1, FinishReason.ERROR  # only "fail" comes here
+            return -1, FinishReason.ERROR  # only kind "fail" reaches this
         token = one.tokens[one.sent]
         one.sent += 1
         stops = {EOS, *one.request.sampling.stop_token_ids} - ({EOS} if one.request.sampling.ignore_eos else set())

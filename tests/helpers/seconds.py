@@ -23,7 +23,7 @@ EVERY_S = 5.0
 SHOWN = 20
 UNRECORDED_S = 3.0  # of CPU on a quick machine, that a file without a record may take
 _PATIENCE = "TEST_PATIENCE"  # measured once: the other processes of a run find it here
-_QUICK_S = 0.05  # what `_work` takes on a quick, quiet core
+_QUICK_S = 0.05  # seconds of `_work` on a quick, quiet core
 
 
 def _work() -> None:
@@ -65,8 +65,8 @@ WAIT_S = patiently(60.0)
 
 
 def recorded() -> dict[str, float]:
-    found: dict[str, float] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    return found
+    seconds: dict[str, float] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    return seconds
 
 
 def file_of(nodeid: str) -> str:
@@ -142,11 +142,11 @@ class Tally:
 
     def unrecorded(self) -> dict[str, float]:
         """Return the files that took long and are not in `RECORD`, with their seconds: they would run last, alone."""
-        known, least = recorded(), patiently(UNRECORDED_S)
-        return {file: round(took, 1) for file, took in self.cpu.items() if took > least and file not in known}
+        before, least = recorded(), patiently(UNRECORDED_S)
+        return {file: round(took, 1) for file, took in self.cpu.items() if took > least and file not in before}
 
     def record(self) -> None:
         """Update `RECORD` with this run's files; other files' seconds are kept."""
-        kept = recorded() | {file: round(seconds, 1) for file, seconds in self.cpu.items()}
-        kept = {file: seconds for file, seconds in sorted(kept.items()) if seconds >= 1 and (ROOT / file).exists()}
-        RECORD.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        times = recorded() | {file: round(seconds, 1) for file, seconds in self.cpu.items()}
+        times = {file: seconds for file, seconds in sorted(times.items()) if seconds >= 1 and (ROOT / file).exists()}
+        RECORD.write_text(json.dumps(times, indent=1) + "\n", encoding="utf-8")

@@ -276,20 +276,20 @@ def hanging(server: Frontend, marker: str, *head: str, **body: Any) -> Iterator[
 
 def read_all(connection: socket.socket, *, or_reset: bool = False) -> bytes:
     """Read until the server closes the connection; `or_reset`: it may reset it, having left bytes of ours unread."""
-    found = b""
+    data = b""
     with contextlib.suppress(*([ConnectionResetError] if or_reset else [])):
         while part := connection.recv(65536):
-            found += part
-    return found
+            data += part
+    return data
 
 
 def read_until(connection: socket.socket, wanted: bytes) -> bytes:
-    found = b""
-    while wanted not in found:
+    data = b""
+    while wanted not in data:
         part = connection.recv(65536)
-        assert part, found
-        found += part
-    return found
+        assert part, data
+        data += part
+    return data
 
 
 def data_of(line: str) -> str:

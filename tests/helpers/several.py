@@ -62,7 +62,7 @@ class Fleet:
         self.servers: dict[str, FakeServer] = {}
         self.fetched: list[str] = []
         self.configs: dict[str, ServerConfig] = {}
-        self.address = ("127.0.0.1", 1)  # of what answers for all of them
+        self.address = ("127.0.0.1", 1)  # of the server in front of all
 
     async def start(self, config: ServerConfig, hear: Callable[[str], None]) -> ModelServer:
         name = config.model_name
@@ -130,8 +130,8 @@ def echo(name: str, **more: object) -> dict[str, object]:
 def expected(prompt: str, max_tokens: int, seed: int = 0, *, to_the_end: bool = False, **model: Any) -> str:
     """Return the text that an echo engine generates. `to_the_end`: ignore end tokens. `model`: its arguments."""
     ids = _echo().encode(prompt).tolist()
-    found = EchoModel(seed=seed, **model).generate(ids, max_tokens, ignore_eos=to_the_end)
-    return _echo().decode([one for one in found if one < 256])
+    tokens = EchoModel(seed=seed, **model).generate(ids, max_tokens, ignore_eos=to_the_end)
+    return _echo().decode([one for one in tokens if one < 256])
 
 
 _echo = functools.cache(Tokenizer.echo)

@@ -95,9 +95,9 @@ def streamed(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int] = (),
 def first_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
     """Return the text before the stop string that ends first (of several, begins first), and that stop string."""
     for end in range(1, len(text) + 1):
-        found = [stop for stop in stops if stop and text[:end].endswith(stop)]
-        if found:
-            stop = max(found, key=len)
+        ending = [stop for stop in stops if stop and text[:end].endswith(stop)]
+        if ending:
+            stop = max(ending, key=len)
             return text[: end - len(stop)], stop
     return text, None
 

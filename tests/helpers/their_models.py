@@ -28,7 +28,7 @@ class Watched:
         self.seen: dict[int, dict[int, Tensor]] = {}
         self._slots: dict[int, int] = {}
         self._rows: AttentionRows | None = None
-        self.step_shapes: list[tuple[int, int]] = []  # decode rows, others
+        self.step_shapes: list[tuple[int, int]] = []  # numbers of decode rows and of other rows
         self._watch(self.engine)
         self.collector = Collector(self.engine, config)
 

@@ -106,8 +106,8 @@ def break_forward(engine: TorchEngine, at: int, how: Any) -> None:
         nonlocal calls
         calls += 1
         hidden = inner(*args)
-        found: torch.Tensor = how(hidden) if calls == at else hidden
-        return found
+        output: torch.Tensor = how(hidden) if calls == at else hidden
+        return output
 
     engine.forward_model = forward
     engine.model.forward = forward  # type: ignore[method-assign]

@@ -115,7 +115,7 @@ _LLAMA4 = {"head_dim": 16, "num_hidden_layers": 5, "intermediate_size": 40, "int
 _LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16, "tie_word_embeddings": True}
 _DELTA = {"num_hidden_layers": 4, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
           "linear_key_head_dim": 24, "linear_value_head_dim": 20, "initializer_range": 0.1,
-          "rms_norm_eps": 1e-2}  # what is read of a state may all but cancel, and its norm makes that large
+          "rms_norm_eps": 1e-2}  # values read from a state may nearly cancel; its norm amplifies that
 _DELTA_EXPERTS = {**_MOE, **_DELTA, "shared_expert_intermediate_size": 48}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 24, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_d_conv": 4}
 _FALCON_H1 = {**_MAMBA, "mamba_d_ssm": 192}
@@ -123,7 +123,7 @@ _GRANITE_HYBRID = {
     **_SCALES, **_MAMBA, "mamba_d_head": 16, "num_hidden_layers": 4, "shared_intermediate_size": 144,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]}
 _NEMOTRON_H = {"mamba_num_heads": 8, "mamba_head_dim": 24, "n_groups": 4, "ssm_state_size": 20, "head_dim": 16,
-               "time_step_min": 1e-30}  # what transformers takes for the least step of prompts
+               "time_step_min": 1e-30}  # transformers' minimum of steps in prompts
 _FALCON = {"ffn_hidden_size": 112, "num_kv_heads": 4}
 _FALCON_NEW = {"ffn_hidden_size": 112, "num_kv_heads": 2, "new_decoder_architecture": True}
 _TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_zero_aligned_and_apart() {
+    fn allocations_are_zero_aligned_and_disjoint() {
         let mut pieces: Vec<Zeroed> = [1, 63, 64, 65, 0, 1000].into_iter().map(Zeroed::new).collect();
         for (i, piece) in pieces.iter_mut().enumerate() {
             assert_eq!(piece.as_ptr() as usize % ALIGN, 0);
@@ -236,13 +236,13 @@ mod tests {
     }
 
     #[test]
-    fn a_large_piece_has_a_mapping_of_its_own() {
+    fn a_large_allocation_has_a_mapping_of_its_own() {
         let piece = Zeroed::new(SHARED / 2);
         assert!(piece.as_slice()[..100].iter().all(|&byte| byte == 0));
     }
 
     #[test]
-    fn more_can_be_reserved_than_there_is_and_not_more_than_can_be_named() {
+    fn reserving_more_than_the_memory_succeeds_and_absurd_sizes_fail() {
         assert!(Reserved::new(usize::MAX).is_none() && Reserved::new(isize::MAX as usize).is_none());
         let size = if cfg!(all(target_os = "linux", not(miri))) {
             1 << 40

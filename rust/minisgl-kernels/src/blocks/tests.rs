@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn every_half_becomes_a_single_and_comes_back() {
+fn every_f16_converts_to_f32_and_back() {
     for bits in 0..=u16::MAX {
         let value = f16_to_f32(bits);
         if value.is_nan() {
@@ -18,7 +18,7 @@ fn every_half_becomes_a_single_and_comes_back() {
 }
 
 #[test]
-fn halves_are_rounded_to_nearest_ties_to_even() {
+fn f16_rounds_to_nearest_ties_to_even() {
     for bits in 0..0x7bffu16 {
         let (below, above) = (f16_to_f32(bits), f16_to_f32(bits + 1));
         let middle = f32::midpoint(below, above); // exact in f32

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_delta_rule_whatever_the_cut_and_the_instruction_set() {
+    fn the_delta_rule_has_the_same_bits_for_every_split_and_isa() {
         for (keys, values, tokens) in [(16, 32, 40), (24, 20, 7), (128, 128, 33), (5, 70, 9)] {
             let case = Case::new(keys, values, tokens);
             let (state, out) = case.run(Isa::Scalar, &[tokens]);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_are_as_torch_has_them() {
+    fn decay_matches_torch() {
         // torch's values of exp(-exp(a) * softplus(x)), by a and x
         for (a, x, wanted) in [
             (0.0_f32, 0.0, 0.5),

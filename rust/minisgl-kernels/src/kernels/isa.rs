@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_found_can_be_asked_for() {
+    fn the_detected_isa_can_be_requested_by_name() {
         let best = Isa::detect(None).unwrap();
         assert_eq!(Isa::detect(Some(best.name())), Ok(best));
         assert_eq!(Isa::detect(Some("scalar")), Ok(Isa::Scalar));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_named() {
+    fn an_unavailable_isa_is_named_in_the_error() {
         let foreign = if cfg!(target_arch = "aarch64") { "avx2" } else { "neon" };
         let text = Isa::detect(Some(foreign)).unwrap_err().to_string();
         assert!(text.contains(foreign) && text.contains("no "), "{text}");

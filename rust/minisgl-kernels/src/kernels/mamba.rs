@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_fades_and_takes_in() {
+    fn a_mamba_state_decays_and_adds_its_input() {
         for (width, size) in [(64, 128), (1, 3), (24, 16), (43, 5)] {
             let mut state = vec![0.0; size * width];
             let mut wanted = vec![0.0_f64; size * width];
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn gate_and_norm_go_out_in_the_order_asked_for() {
+    fn the_gated_norm_follows_the_requested_order() {
         let (z, from, weight) = (numbers(1, 24), numbers(2, 24), numbers(3, 24));
         for gating in [Gating::Alone, Gating::BeforeNorm, Gating::BehindNorm] {
             let way = Way {

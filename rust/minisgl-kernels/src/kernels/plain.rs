@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_norm_has_no_mean() {
+    fn layer_norm_output_has_mean_0() {
         let x: Vec<f32> = (0..37u16).map(|i| f32::from(i * 37 % 19) + 5.0).collect();
         let normed = |isa| {
             let mut out = x.clone();

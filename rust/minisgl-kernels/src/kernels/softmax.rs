@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_logarithm_of_a_sum_has_the_bits_of_this_version() {
+    fn log_sum_exp_has_the_recorded_bits() {
         let logits: Vec<f32> = (0..1000).map(|i| ((i * 37) % 101) as f32 * 0.25 - 20.0).collect();
         let exact = logits.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
         let found = log_sum_exp(Isa::Scalar, &logits);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_without_a_probable_token_are_told() {
+    fn softmax_without_a_probable_token_returns_false() {
         let mut to = [0.0; 3];
         assert!(!softmax(Isa::Scalar, &[f32::NEG_INFINITY; 3], 1.0, &mut to));
         assert!(!softmax(Isa::Scalar, &[f32::NAN; 3], 1.0, &mut to));

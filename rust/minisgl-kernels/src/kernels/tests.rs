@@ -135,7 +135,7 @@ fn kinds() -> impl Strategy<Value = (Kind, Mode)> {
 }
 
 #[test]
-fn products_are_right() {
+fn matmuls_match_f64() {
     for isa in Isa::here() {
         for (kind, mode) in all_kinds() {
             let case = Case::new(kind, mode, SMALL, 7, false);
@@ -162,7 +162,7 @@ fn products_are_right() {
 }
 
 #[test]
-fn what_is_not_finite_shows() {
+fn activations_that_are_not_finite_give_output_that_is_not_finite() {
     for isa in Isa::here() {
         for kind in Kind::ALL {
             for mode in modes(kind) {
@@ -184,7 +184,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 300 }))]
 
     #[test]
-    fn products_have_the_same_bits_everywhere(
+    fn matmuls_have_the_same_bits_on_every_isa(
         (kind, mode) in kinds(), n in 1usize..150, k in 1usize..400, rows in 1usize..=70, seed: u64, extremes: bool,
     ) {
         let case = Case::new(kind, mode, (n, k, rows), seed, extremes);
@@ -218,7 +218,7 @@ proptest! {
     }
 
     #[test]
-    fn small_kernels_have_the_same_bits_everywhere(n in 0usize..300, seed: u64, extremes: bool) {
+    fn small_kernels_have_the_same_bits_on_every_isa(n in 0usize..300, seed: u64, extremes: bool) {
         let mut numbers = Numbers(seed);
         let mut list = |n: usize| -> Vec<f32> { (0..n).map(|_| numbers.activation(extremes)).collect() };
         let (x, y, z) = (list(n), list(n), list(2 * n));

@@ -25,7 +25,7 @@ fn with_small_signal_stack(then: impl FnOnce()) {
 }
 
 #[test]
-fn without_leave_there_are_no_tiles() {
+fn tiles_are_missing_without_the_systems_permission() {
     if std::env::var_os("MINISGL_TEST_ALONE").is_none() {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         child.args(["--exact", "tests::amx_refused::without_leave_there_are_no_tiles"]);

@@ -8,13 +8,13 @@ use proptest::prelude::*;
 use crate::tests::attention_case::{Case, PLAIN, Row, alone, assert_near, bits, noise, small, ways};
 
 #[test]
-fn a_softmax() {
+fn softmax_matches_f64() {
     let case = small();
     assert_near(&case.run(PLAIN), &case.expected(), 2e-6);
 }
 
 #[test]
-fn half_floats_and_bytes_lose_what_they_say() {
+fn kv_dtype_error_stays_below_bound() {
     for (dtype, bound) in [(KvDtype::F16, 2e-3), (KvDtype::Q8, 3e-2), (KvDtype::Q4, 0.4)] {
         let case = small().with(|c| c.dtype = dtype);
         assert_near(&case.run(PLAIN), &case.expected(), bound);
@@ -35,7 +35,7 @@ fn four_bits(numbers: &mut [f32], dim: usize) {
 }
 
 #[test]
-fn what_fits_into_four_bits_is_kept() {
+fn values_that_fit_q4_are_stored_exactly() {
     for (dim, page_size) in [(32, 16), (64, 1), (64, 16), (128, 4), (256, 48)] {
         let case = small().with(|c| {
             c.dim = dim;
@@ -53,7 +53,7 @@ fn what_fits_into_four_bits_is_kept() {
 }
 
 #[test]
-fn turned_twice_is_as_before_and_products_stay() {
+fn the_hadamard_transform_is_its_own_inverse_and_keeps_products() {
     for size in [1usize, 2, 32, 64, 128, 512] {
         let numbers = |which: u64| -> Vec<f32> { (0..1024).map(|i| noise([which, i, 0, 0])).collect() };
         let (one, other) = (numbers(1), numbers(2));
@@ -70,7 +70,7 @@ fn turned_twice_is_as_before_and_products_stay() {
 }
 
 #[test]
-fn a_number_that_stands_out_costs_the_others_little_in_four_bits() {
+fn an_outlier_costs_q4_little_precision() {
     let stands_out = |_, _, k: &mut [f32], _: &mut [f32]| k.iter_mut().step_by(64).for_each(|x| *x = 40.0);
     let error = |dtype| {
         let case = small().with(|c| c.rows = vec![alone(100, 1)]);
@@ -88,7 +88,7 @@ fn a_number_that_stands_out_costs_the_others_little_in_four_bits() {
 }
 
 #[test]
-fn four_bits_take_9_parts_of_32_of_half_floats_and_want_whole_blocks() {
+fn q4_takes_9_32nds_of_f16_and_needs_whole_blocks() {
     let shape = |dtype, dim, latent| KvShape {
         layers: vec![KvHeads { count: 2, dim }],
         pages: 4,
@@ -112,7 +112,7 @@ fn four_bits_take_9_parts_of_32_of_half_floats_and_want_whole_blocks() {
 }
 
 #[test]
-fn a_window_hides_the_rest() {
+fn keys_outside_a_window_have_no_effect() {
     for window in [1, 5, 64, 65, 100] {
         let case = small().with(|c| c.window = Some(window));
         assert_near(&case.run(PLAIN), &case.expected(), 2e-6);
@@ -130,7 +130,7 @@ fn a_window_hides_the_rest() {
 }
 
 #[test]
-fn what_is_not_finite_stays_so() {
+fn keys_that_are_not_finite_give_output_that_is_not_finite() {
     let kinds = [KvDtype::F32, KvDtype::F16, KvDtype::Q8, KvDtype::Q4];
     for (spoil, dtype) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY]
         .into_iter()
@@ -151,7 +151,7 @@ fn what_is_not_finite_stays_so() {
 }
 
 #[test]
-fn a_prompt_at_once_in_chunks_and_token_by_token() {
+fn a_prompt_has_the_same_bits_at_once_in_chunks_and_by_token() {
     for window in [None, Some(70)] {
         let len = 150;
         let case = |len, extend| {
@@ -175,7 +175,7 @@ fn a_prompt_at_once_in_chunks_and_token_by_token() {
 }
 
 #[test]
-fn many_rows_of_one_prefix() {
+fn rows_that_share_a_prefix_keep_their_bits() {
     let rows = (0..40).map(|i| Row {
         len: 1060 + i * 5,
         extend: 1,
@@ -197,7 +197,7 @@ fn many_rows_of_one_prefix() {
 }
 
 #[test]
-fn one_long_row_on_many_threads() {
+fn a_long_row_split_over_threads_keeps_its_bits() {
     let case = small().with(|c| c.rows = vec![alone(5000, 1), alone(3000, 20)]);
     let plain = case.run(PLAIN);
     for how in ways() {

@@ -28,7 +28,7 @@ fn error(case: &Case, isa: Isa) -> f64 {
 }
 
 #[test]
-fn three_parts_are_as_good_as_f32() {
+fn three_bf16_parts_are_as_exact_as_f32() {
     if !here() {
         return;
     }
@@ -46,7 +46,7 @@ fn three_parts_are_as_good_as_f32() {
 
 /// Uses more rows, panels and inputs than one pass over expanded tiles can hold.
 #[test]
-fn large_products_are_cut_without_a_trace() {
+fn large_matmuls_in_several_passes_keep_their_bits() {
     if !here() {
         return;
     }
