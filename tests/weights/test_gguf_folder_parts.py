@@ -66,7 +66,7 @@ def test_what_is_wrong_with_parts_is_said(first: Path, tmp_path: Path) -> None:
             read(first)
     first.rename(tmp_path / "renamed.gguf")
     with pytest.raises(
-        ConfigError, match=r"renamed.gguf: part 0 \(from 0\) of 3: its name has to end in -00001-of-00003"
+        ConfigError, match=r"renamed.gguf: part 0 \(from 0\) of 3: its name must end in -00001-of-00003"
     ):
         load(tmp_path / "renamed.gguf")
 
