@@ -50,8 +50,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Creates an engine that runs `decoder` on the threads of `pool`, with an empty KV pool. `eos_ids`: token ids that
-    /// end a sequence.
+    /// Creates an engine that runs `decoder` on `pool`, with an empty KV pool. Tokens in `eos_ids` end a sequence.
     pub fn new(decoder: Decoder, pool: Pool, sizes: Sizes, choices: Choices, eos_ids: &[u32]) -> Result<Self> {
         let config = &decoder.config;
         let kv = KvPool::new(choices.kv)?;
@@ -92,8 +91,7 @@ impl Engine {
         self.keeper = Some(Keeper::new(store, self.sizes.max_rows + 1));
     }
 
-    /// Sets the heads that pooled hidden states pass through (classifiers, dense layers). Errors if they do not fit the
-    /// model's hidden size.
+    /// Sets the heads (dense layers) for pooled hidden states. Errors if they do not fit the hidden size.
     pub fn set_heads(&mut self, heads: Heads) -> Result<()> {
         heads.check(self.decoder.config.hidden_size)?;
         self.pools.set_heads(heads);
@@ -116,8 +114,7 @@ impl Engine {
         self.pool.threads()
     }
 
-    /// Returns the time spent in each part of the forward pass so far, in seconds. `None` if the engine was built
-    /// without timing.
+    /// Returns the seconds spent in each part of the forward pass so far, `None` without timing.
     pub fn times(&self) -> Option<Times> {
         self.memory.times()
     }
@@ -171,8 +168,7 @@ impl Engine {
         done
     }
 
-    /// Computes `tokens` as one prompt and returns the logits at each position, [tokens, vocabulary]. Only for
-    /// measurements: overwrites the first KV pages.
+    /// Returns the logits at each of `tokens`, [tokens, vocabulary], as one prompt. Overwrites the first KV pages.
     pub fn prompt_logits(&mut self, tokens: &[i32]) -> Result<Vec<f32>> {
         let count = tokens.len();
         if count == 0 || count > self.sizes.max_seq_len.min(self.sizes.num_pages * self.sizes.page_size) {
@@ -233,8 +229,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Copies the staged pages of the store into the KV pool, as `step.page_loads` lists them. Errors if a page is not
-    /// staged.
+    /// Copies the staged pages that `step.page_loads` lists into the KV pool. Errors if one is not staged.
     fn load_pages(&mut self, step: &Step) -> Result<()> {
         for load in &step.page_loads {
             let [slot, first, count] = load.map(|number| number as usize);
@@ -260,8 +255,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Restores the recurrent state of each slot that begins from a stored snapshot. Errors if the snapshot is not
-    /// staged.
+    /// Restores the recurrent states that begin from a staged snapshot. Errors if one is not staged.
     fn load_states(&mut self, step: &Step) -> Result<()> {
         for [slot, _] in step.state_begins.iter().filter(|[_, from]| *from == FROM_STORE) {
             let slot = *slot as usize;
@@ -276,8 +270,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Hands the KV pages that rows have filled, and the state snapshots saved at their ends, to the page store. Only
-    /// the first row of a slot counts; its other rows are drafts.
+    /// Hands full KV pages and state snapshots to the page store. Only a slot's first row counts; others are drafts.
     fn store_pages(&mut self, step: &Step, ids: &[u32], sampled: &Sampled) {
         let Some(keeper) = &mut self.keeper else { return };
         let (mut seen, mut end) = (BTreeSet::new(), 0);
@@ -305,8 +298,7 @@ impl Engine {
         }
     }
 
-    /// Checks that all indices of `step` are in bounds, and returns the token id of each input position. Negative ids
-    /// are replaced by the token that the slot sampled last.
+    /// Checks the indices of `step`, and returns its token ids. A negative id becomes the slot's last sampled token.
     fn checked_ids(&self, step: &Step) -> Result<Vec<u32>> {
         let wrong = |what: &str, value: i32| Error::step(format!("step: {what}: {value}: out of bounds"));
         let within = |what: &str, values: &[i32], end: usize| {
@@ -368,8 +360,7 @@ impl Engine {
         }
     }
 
-    /// Runs a step of an encoder model. A prompt is computed whole in the step in which it ends, and not before.
-    /// Samples no text.
+    /// Runs a step of an encoder. A prompt is computed whole in the step in which it ends. Samples no tokens.
     fn encode(&mut self, step: &Step) -> Result<Sampled> {
         let mut sampled = Sampled {
             tokens: vec![-1; step.req_slots.len()],
@@ -484,8 +475,7 @@ impl Engine {
         Ok(sampled)
     }
 
-    /// Returns the rows that the tokens `not_finite` belong to, and marks the pages of these rows to be wiped before
-    /// reuse.
+    /// Returns the rows of the tokens `not_finite`, and marks their pages to be wiped before reuse.
     fn mark_dirty(&mut self, step: &Step, starts: &[u32], not_finite: &[usize]) -> BTreeSet<usize> {
         let row_of = |token: &usize| starts.partition_point(|start| *start as usize <= *token) - 1;
         let failed: BTreeSet<usize> = not_finite.iter().map(row_of).collect();
@@ -498,8 +488,7 @@ impl Engine {
         failed
     }
 
-    /// Samples one token for each of `rows` on all threads and adds it to `sampled`. Logits and grammar masks must be
-    /// ready.
+    /// Samples one token for each of `rows` on all threads. Logits and grammar masks must be ready.
     fn sample(&mut self, step: &Step, rows: &[usize], sampled: &mut Sampled) -> Result<()> {
         let results: Vec<Mutex<Option<SampleResult>>> = rows.iter().map(|_| Mutex::new(None)).collect();
         let (slots, scratch, next) = (&self.slots, &self.scratch, Counter::default());
@@ -534,8 +523,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the embeddings of prompts that end in this step, for slots that requested one. Rows in `failed` are
-    /// skipped.
+    /// Returns the requested embeddings of prompts that end in this step. Skips rows in `failed`.
     fn embeddings(&mut self, step: &Step, starts: &[u32], failed: &BTreeSet<usize>) -> Vec<Embedding> {
         let mut embeddings = Vec::new();
         if self.pools.is_empty() {
@@ -559,8 +547,7 @@ impl Engine {
         embeddings
     }
 
-    /// Returns the log probabilities of prompt tokens that follow the positions of this step, for slots that requested
-    /// them.
+    /// Returns the requested log probabilities of the prompt tokens after the positions of this step.
     fn prompt_logprobs(
         &mut self,
         step: &Step,
@@ -594,8 +581,7 @@ impl Engine {
         Ok(prompts)
     }
 
-    /// Returns log probabilities for the tokens `ids`, one for each row of the logits, with `count` alternatives
-    /// each.
+    /// Returns log probabilities for the tokens `ids`, one for each row of the logits, with the `count` most likely.
     fn logprobs_of(&mut self, ids: &[u32], count: usize) -> Result<Vec<TokenLogprobs>> {
         let vocabulary = self.decoder.config.vocab_size;
         let rows: Vec<&[f32]> = self.logits.rows(ids.len()).map(|row| &row[..vocabulary]).collect();
@@ -614,8 +600,7 @@ impl Engine {
     }
 }
 
-/// Returns the token type ids of a text pair: 0 up to the first token that equals the prompt's last (the separator),
-/// then 1.
+/// Returns the token type ids of a text pair: 0 up to the first token that equals the prompt's last, then 1.
 fn pair_token_types(prompt: &[u32]) -> Vec<u32> {
     let end = prompt.iter().position(|token| Some(token) == prompt.last());
     let first = end.unwrap_or_default() + 1;

@@ -50,8 +50,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// Packs the row-major `data` of a tensor with `shape` [outputs, inputs]. `isa` limits the instruction set. Errors
-    /// if the shape contains 0 or does not fit the data.
+    /// Packs row-major `data`, [outputs, inputs]. `isa` limits the instruction set. Errors if `data` does not fit.
     pub fn new(kind: Kind, shape: [usize; 2], data: &[u8], isa: Option<&str>, team: Team) -> Result<Self> {
         if shape.contains(&0) {
             return Err(Error::setting("head: a dimension is 0"));
@@ -73,8 +72,7 @@ impl Head {
         self.matrix.panels() * PANEL
     }
 
-    /// Multiplies `x`, [rows, inputs], and writes `out`, [rows, `width`]. `bf16`: `x` holds bf16 values, which allows a
-    /// faster kernel; sums may then differ in the last bits.
+    /// Multiplies `x`, [rows, inputs], into `out`, [rows, `width`]. `bf16`: `x` holds such values, which is faster.
     pub fn product(&mut self, x: &[f32], out: &mut [f32], bf16: bool) -> Result<()> {
         let (inputs, width) = (self.matrix.k(), self.width());
         let rows = x.len() / inputs;

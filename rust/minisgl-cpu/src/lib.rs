@@ -1,13 +1,12 @@
 //! CPU inference engine in pure Rust: runs step plans of the scheduler on models from GGUF and safetensors files.
 //! Arithmetic and memory layouts belong to `minisgl-kernels`.
 //!
-//! Start with `engine`, which runs one step a call, then `model`, the one decoder of all architectures. `files` reads
-//! tensors, `weights` packs them once, `sampling` turns logits into tokens, `threads` is the pool, `head` serves the
-//! torch engine.
+//! Start with `engine`, which runs one step a call, then `model`, the decoder of all architectures. `files` reads
+//! tensors, `weights` packs them, `sampling` turns logits into tokens, `threads` is the pool, `head` serves the torch
+//! engine.
 //!
-//! Invariants: equal input gives equal bits whatever the instruction set (except AMX, whose exact matmuls sum in
-//! another order), the number of threads and the other rows of the step; no input file and no request can crash the
-//! process.
+//! Invariants: equal input gives equal bits whatever the instruction set (except AMX, whose matmuls sum in another
+//! order), the number of threads and the other rows of the step; no input file and no request can crash the process.
 
 #![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -1,7 +1,6 @@
 //! Hardware limits of this machine: memory bandwidth, and multiply-adds per second by instruction set.
 //!
-//! Invariants: every figure is the best of several short runs on all threads, by CPU time; a loop touches registers
-//! only, or memory too large for any cache.
+//! Invariants: every figure is the best of several short runs on all threads, by CPU time, without help of caches.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -101,8 +100,7 @@ fn read(threads: usize, seconds: f64, bytes: usize) -> f64 {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    //! Register-only loops. `$n` independent accumulators hide the latency; operands come from `black_box`, so that the
-    //! compiler cannot fold them.
+    //! Register-only loops. `$n` accumulators hide the latency; operands from `black_box` cannot be folded.
     use std::arch::asm;
     use std::arch::x86_64::*;
     use std::hint::black_box;

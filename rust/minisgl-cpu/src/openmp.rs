@@ -1,7 +1,6 @@
 //! Work on the process's own OpenMP threads (libgomp), which other libraries compute with.
 //!
-//! These threads spin for milliseconds when idle. A second thread pool next to them gets half of each core: measured, a
-//! matmul on two threads then took as long as on one.
+//! These threads spin for milliseconds when idle, so a second pool next to them gets half of each core.
 //!
 //! Invariants: no panic unwinds into C.
 

@@ -1,8 +1,7 @@
-//! Embeddings and scores of prompts: hidden states are pooled over the steps that compute them, then pass through a
-//! head.
+//! Embeddings and scores of prompts: hidden states, pooled over the steps that compute them, pass through a head.
 //!
-//! Invariants: the result does not depend on how a prompt was split into steps, nor on the instruction set; a slot that
-//! is bound again starts anew.
+//! Invariants: results do not depend on the split of a prompt into steps, nor on the instruction set; `bind` resets a
+//! slot.
 
 use minisgl_kernels::{Isa, plain};
 
@@ -104,15 +103,13 @@ impl Pools {
         })
     }
 
-    /// Returns the prompt of the slot's request, and whether it wants a score. `None` without an embedding request or
-    /// stored prompts.
+    /// Returns the stored prompt of the slot's embedding request, if any, and whether it wants a score.
     pub fn prompt(&self, slot: usize) -> Option<(&[u32], bool)> {
         let pool = self.slots.get(slot)?.as_ref()?;
         Some((pool.tokens.get(..pool.num_prompt)?, pool.is_scored))
     }
 
-    /// Adds the hidden state of one prompt token to the slot's pool. Returns the embedding after the prompt's last
-    /// token.
+    /// Adds a prompt token's hidden state to the slot's pool. Returns the embedding after the prompt's last token.
     pub fn add(&mut self, slot: usize, position: usize, hidden: &[f32]) -> Option<Embedding> {
         let pool = self.slots[slot].as_mut()?;
         pool.sum.resize(hidden.len(), 0.0);

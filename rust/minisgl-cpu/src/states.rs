@@ -48,8 +48,7 @@ pub struct StepStates<'a> {
 }
 
 impl States {
-    /// Reserves states for layers with these sizes in elements (0: the layer has none). Memory is used only when
-    /// written. Errors if it does not fit.
+    /// Reserves states for layers with these sizes in elements (0: none). Errors if they do not fit into memory.
     pub fn new(sizes: &[usize], slots: usize, checkpoints: usize) -> Result<Self> {
         let mut offsets = Vec::with_capacity(sizes.len());
         let size = sizes.iter().fold(0, |at, size| {
@@ -139,8 +138,7 @@ impl States {
         unsafe { std::slice::from_raw_parts(self.block(self.slots + index).cast::<u8>(), self.bytes()) }.to_vec()
     }
 
-    /// Initializes the states that begin in a checked step, except those that `load` has set. Returns the snapshots to
-    /// take, sorted.
+    /// Initializes the states that begin in a checked step, but for loaded ones. Returns the snapshots to take, sorted.
     pub fn begin(&mut self, step: &Step) -> Vec<Snapshot> {
         for [slot, from] in step.state_begins.iter().filter(|[_, from]| *from != FROM_STORE) {
             let to = self.block(*slot as usize);

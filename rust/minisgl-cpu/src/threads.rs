@@ -15,11 +15,9 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// Time that a waiting thread spins: how much work items differ. Longer spinning would block the awaited thread if both
-/// share a core.
+/// Time that a waiting thread spins. More would block the awaited thread if both share a core.
 const SPIN: Duration = Duration::from_micros(5);
-/// Time that a waiting thread then yields its core between checks, which is free on an idle machine: about the gap
-/// between two steps of a loaded server.
+/// Time that a waiting thread then yields its core between checks: about the gap between two steps under load.
 const YIELD: Duration = Duration::from_micros(600);
 /// Length of one sleep within a job. Between jobs threads sleep until they are woken.
 const NAP: Duration = Duration::from_micros(100);
@@ -73,10 +71,7 @@ impl Barrier {
         }
     }
 
-    /// Blocks until all threads have called it; writes before it are visible to all threads after it.
-    ///
-    /// # Panics
-    /// If another thread of the job has panicked.
+    /// Blocks until all threads have called it; earlier writes are then visible. Panics if another thread has panicked.
     #[inline]
     pub fn wait(&self) {
         if self.threads == 1 {
@@ -180,8 +175,7 @@ impl Pool {
         self.others.len() + 1
     }
 
-    /// Calls `job(thread, barrier)` on all threads at once, with `thread` from 0, and returns after all have finished.
-    /// A panic in one of them becomes an error.
+    /// Calls `job(thread, barrier)` on all threads at once and waits for them. A panic in one becomes an error.
     pub fn run(&mut self, job: &(dyn Fn(usize, &Barrier) + Sync)) -> Result<()> {
         let shared = &*self.shared;
         // SAFETY: only the lifetime is changed; all threads are done with `job` when this function returns.
@@ -244,10 +238,9 @@ impl Drop for Pool {
     }
 }
 
-/// Sleep state of a thread between jobs. Linux may wake a thread on the caller's core, where both then take turns for
-/// milliseconds while another core is idle (seen on a virtual machine with two cores,
-/// worklog/2026-11-28-on-another-processor.md). The caller therefore removes its own core from the thread's affinity,
-/// and the thread restores it on waking.
+/// Sleep state of a thread between jobs. Linux may wake a thread on the caller's core, where both take turns while
+/// another core is idle (worklog/2026-11-28-on-another-processor.md). The caller therefore removes its own core from
+/// the thread's affinity, and the thread restores it on waking.
 #[derive(Default)]
 struct Sleeper {
     /// System's id of the thread; 0 if unknown.
@@ -265,8 +258,7 @@ impl Sleeper {
         self.id.store(unsafe { libc::gettid() }, Ordering::Release);
     }
 
-    /// Removes the current core from the sleeping thread's affinity. The caller does this before it starts the job, so
-    /// that the thread sees it.
+    /// Removes the current core from the sleeping thread's affinity. Called before a job starts, by the caller.
     fn avoid_this_core(&self) {
         let id = self.id.load(Ordering::Acquire);
         let mut previous = self.cores.lock().unwrap_or_else(|e| e.into_inner());
@@ -341,8 +333,7 @@ impl Counter {
     }
 }
 
-/// Returns the number of cores that this process may use, by affinity and cgroup quota. Hardware threads of one core
-/// count once, since they share its arithmetic units.
+/// Returns the cores that this process may use, by affinity and cgroup quota. Hardware threads of a core count once.
 pub fn default_threads() -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, usize::from);
     cores().map_or(allowed, |cores| allowed.min(cores)).max(1)
@@ -371,8 +362,7 @@ fn cores() -> Option<usize> {
     None
 }
 
-/// Runs `work` in a thread of the lowest priority and waits for it. It gets little CPU time when others compete, but
-/// some, since others may wait for locks that it holds in the kernel.
+/// Runs `work` in a thread of the lowest priority, which still gets some CPU time, and waits for it.
 pub fn beside_others<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let done = std::thread::scope(|scope| {
         let worker = scope.spawn(|| {

@@ -79,8 +79,7 @@ struct Planned<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Plans the file. Leaves out empty tensors, and those with more dimensions than GGUF allows (they belong to
-    /// images).
+    /// Plans the file. Leaves out empty tensors and those with more dimensions than GGUF allows (of images).
     fn new(source: &'a dyn Source, quantization: Quantization) -> Self {
         let mut fingerprint = Checksum::new();
         fingerprint.add(source.architecture().unwrap_or_default().as_bytes());
@@ -199,8 +198,7 @@ impl Planned<'_> {
     }
 }
 
-/// Quantizes as many rows of `tensor` from `start` on as `out` can hold. Returns false if an element is not finite or
-/// too large for a scale.
+/// Quantizes the rows from `start` on that fit `out`. Returns false for elements that are not finite or too large.
 fn quantize_rows(tensor: &TensorView<'_>, kind: Kind, start: usize, out: &mut [u8]) -> bool {
     let mut row = vec![0.0; tensor.k()];
     let row_bytes = kind.bytes_of(tensor.k()).unwrap_or(0);

@@ -135,8 +135,7 @@ fn preamble(reader: &mut Reader<'_>) -> Result<(u64, u64)> {
     Ok(counts)
 }
 
-/// Returns `count` if the rest of the file can hold that many entries of at least `min_bytes` bytes each, else an
-/// error.
+/// Returns `count`, or an error if the rest of the file cannot hold that many entries of `min_bytes` bytes.
 fn checked_count(reader: &Reader<'_>, what: &str, count: u64, min_bytes: usize) -> Result<usize> {
     let limit = reader.left() / min_bytes;
     let checked = usize::try_from(count).ok().filter(|&count| count <= limit);
@@ -256,8 +255,7 @@ fn locate_data(tensors: &mut [TensorInfo<'_>], data: usize, alignment: usize, le
     Ok(())
 }
 
-/// Maps all files of the model whose first file is `path`: that file alone, or the parts `NAME-00001-of-00003.gguf` and
-/// so on in its folder. Errors if a part is missing or `path` is not the first.
+/// Maps all files of the model whose first file is `path`: `NAME-00001-of-00003.gguf` and so on, if it has parts.
 pub fn parts(path: &Path) -> Result<Vec<(PathBuf, Mapping)>> {
     let first = Mapping::open(path)?;
     let (number, count) = first.named(|bytes| Ok(part_number(&Header::parse(bytes)?)))?;

@@ -103,8 +103,7 @@ impl Checksum {
         self.lanes = lanes;
     }
 
-    /// Adds the fingerprint of a tensor: name, type, `usage`, shape, and 64 bytes at each of `num_samples` offsets.
-    /// Does not read the whole tensor.
+    /// Adds a tensor's fingerprint: name, type, `usage`, shape, and 64 bytes at each of `num_samples` offsets.
     pub fn sample(&mut self, tensor: &TensorView<'_>, usage: &str, num_samples: usize) {
         const BYTES: usize = 64;
         self.add(tensor.name().as_bytes());

@@ -33,15 +33,13 @@ impl Mapping {
         Ok(Self { map, name, changed })
     }
 
-    /// Returns the time of the file's last change in nanoseconds: ctime on Unix, which programs cannot set back, else
-    /// mtime.
+    /// Returns the file's last change in nanoseconds: ctime on Unix, which programs cannot set back, else mtime.
     #[must_use]
     pub fn changed(&self) -> i128 {
         self.changed
     }
 
-    /// Advises the system to use huge pages, for a file that is read often. Has no effect where the file system has
-    /// none.
+    /// Advises the system to use huge pages, for files that are read often. Some file systems ignore it.
     #[must_use]
     pub fn with_huge_pages(self) -> Self {
         // A failure is ignored: small pages only cost more TLB misses.
@@ -50,8 +48,7 @@ impl Mapping {
         self
     }
 
-    /// Switches readahead off (`yes`) for sparse reads, or back on. Readahead may otherwise read megabytes around each
-    /// access.
+    /// Switches readahead off (`yes`) or on. For sparse reads it may read megabytes around each access.
     pub fn set_random_access(&self, yes: bool) {
         #[cfg(unix)]
         let _ = self.map.advise(if yes {
@@ -67,8 +64,7 @@ impl Mapping {
         &self.map
     }
 
-    /// Drops the mapped pages from the process's memory; the system's page cache keeps them. A later access maps them
-    /// again.
+    /// Drops the pages from the process's memory, not from the system's page cache. A later access maps them again.
     pub fn release(&self) {
         // SAFETY: pages of an unchanged file are read again with the same content. A failure is harmless: pages stay
         // mapped.

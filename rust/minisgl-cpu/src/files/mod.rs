@@ -1,8 +1,7 @@
 //! Tensors in mapped files: one interface (`Source`) for GGUF and safetensors.
 //!
-//! Invariants: the shape and type of a `TensorView` are checked against its bytes, so reading rows cannot go out of
-//! bounds; a damaged file gives an error that names the tensor or key, never a panic, and costs no memory in proportion
-//! to its claims.
+//! Invariants: shape and type of a `TensorView` are checked against its bytes, so reads stay in bounds; a damaged file
+//! is an error that names the tensor or key, never a panic, and costs no memory in proportion to its claims.
 //!
 //! A file that is truncated while it is mapped ends the process (SIGBUS), as in every program that maps files.
 
@@ -25,8 +24,7 @@ pub use minisgl_kernels::{Kind, TensorView, blocks};
 pub(crate) use source::Entry;
 pub use source::Source;
 
-/// Opens a GGUF file or a folder of safetensors. For models with a vision or audio tower only the language model is
-/// visible.
+/// Opens a GGUF file or a folder of safetensors. Of models with a vision or audio tower only the text part is visible.
 pub fn open(path: &Path) -> Result<Box<dyn Source>> {
     let source: Box<dyn Source> = if path.is_dir() {
         Box::new(safetensors::Folder::open(path)?)
@@ -36,8 +34,7 @@ pub fn open(path: &Path) -> Result<Box<dyn Source>> {
     Ok(text_model_of(source))
 }
 
-/// Name prefixes of a language model within a larger one, and their replacements. transformers 4 writes the first and
-/// third, transformers 5 the second.
+/// Name prefixes of a language model within a larger one, and their replacements (1 and 3: transformers 4, 2: 5).
 const PREFIXES: [(&str, &str); 3] = [
     ("language_model.model.", "model."),
     ("model.language_model.", "model."),
@@ -72,8 +69,7 @@ fn text_model_of(source: Box<dyn Source>) -> Box<dyn Source> {
     Box::new(TextModel { source, stored })
 }
 
-/// Returns the language model's name for the stored tensor `name`, `None` if the tensor belongs to a vision or audio
-/// tower.
+/// Returns the language model's name for a stored tensor, `None` if that belongs to a vision or audio tower.
 fn text_model_name(name: &str) -> Option<String> {
     let inner = name.strip_prefix("model.").unwrap_or(name);
     if OTHER_TOWERS.iter().any(|part| inner.starts_with(part)) {

@@ -1,7 +1,6 @@
 //! Quantization of weights to blocks of 8 or 4 bits, for `--quantization q8|q4`.
 //!
-//! Invariants: blocks equal ggml's reference quantization bit for bit: Q8_0 and Q4_1, 32 elements each, rounded to
-//! nearest.
+//! Invariants: blocks of 32 elements equal ggml's reference Q8_0 and Q4_1 bit for bit, rounded to nearest.
 //!
 //! Error of an element: with q8 at most 1/254 of the largest magnitude in its block; with q4 at most 1/30 of the range
 //! of its block; plus the rounding of scale and minimum to half precision.
@@ -107,8 +106,8 @@ fn q4_1(x: &[f32], out: &mut [u8]) -> bool {
     finite(x) && halves.0 < INFINITE && halves.1 & 0x7fff < INFINITE
 }
 
-/// Rounds to the nearest integer, ties away from zero like C's `roundf`; `value` is within +-127. The loop vectorizes;
-/// with `trunc` or a saturating cast most of a Q6_K file's load time was spent here.
+/// Rounds to nearest, ties away from zero like C's `roundf`, for values within +-127. The loop vectorizes, unlike
+/// `trunc` or a saturating cast, which took most of a Q6_K file's load time.
 fn round(value: f32) -> u8 {
     /// 1.5 * 2^23: adding it rounds a float to an integer (ties to even) in its low mantissa bits.
     const WHOLE: f32 = 12_582_912.0;

@@ -16,8 +16,7 @@ use crate::{Error, Result};
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
-/// Name endings of the two tensors of an MXFP4 matrix: bytes with two 4-bit elements each, and an exponent for 16 of
-/// these bytes.
+/// Name endings of an MXFP4 matrix's two tensors: bytes with two elements each, and an exponent for 16 bytes.
 const BLOCKS: &str = "_blocks";
 const SCALES: &str = "_scales";
 const SUFFIX: &str = "safetensors";
@@ -53,8 +52,7 @@ impl Folder {
         Ok(read)
     }
 
-    /// Joins OpenAI's MXFP4 pairs: `*_blocks` gets its logical shape and the scales of `*_scales`. Errors if one of a
-    /// pair is missing or has the wrong shape.
+    /// Joins OpenAI's MXFP4 tensors `*_blocks` and `*_scales`. Errors if one is missing or has the wrong shape.
     fn join_mxfp4(&mut self) -> Result<()> {
         let is_scales = |entry: &Entry| entry.kind == Kind::MXFP4 && entry.name.ends_with(SCALES);
         let (scales, entries): (Vec<_>, Vec<_>) = std::mem::take(&mut self.entries).into_iter().partition(is_scales);
@@ -240,8 +238,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 }
 
-/// Parses a file's header. Returns the offset of the data and the tensors in data order. Checks that their bytes cover
-/// the data without gaps and fit their shapes.
+/// Returns the data offset and the tensors in data order. Errors if they do not cover the data or fit their shapes.
 fn parse_header(bytes: &[u8]) -> Result<(usize, Vec<(String, TensorEntry)>)> {
     let (size, rest) = bytes
         .split_first_chunk()
@@ -275,8 +272,7 @@ fn parse_header(bytes: &[u8]) -> Result<(usize, Vec<(String, TensorEntry)>)> {
 }
 
 impl TensorEntry {
-    /// Returns why the entry is invalid, `None` if it is valid. The preceding tensors cover the first `covered` of the
-    /// data's `len` bytes.
+    /// Returns why the entry is invalid, if it is. Preceding tensors cover the first `covered` of `len` data bytes.
     fn wrong(&self, covered: usize, len: usize) -> Option<String> {
         let (dtype, shape, (start, end)) = (&self.dtype, &self.shape, self.data_offsets);
         if end > len {

@@ -13,8 +13,7 @@ pub trait Source: Send + Sync {
     /// Returns all tensor names, in the order of the data.
     fn names(&self) -> Vec<&str>;
 
-    /// Returns ggml's architecture name, if tensor names and row order are ggml's. `None`: they are those of Hugging
-    /// Face checkpoints.
+    /// Returns ggml's architecture name; `None` if tensor names and row order are those of Hugging Face checkpoints.
     fn architecture(&self) -> Option<&str> {
         None
     }

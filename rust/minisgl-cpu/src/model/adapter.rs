@@ -162,8 +162,7 @@ impl<'a> SiteLayer<'a> {
     }
 }
 
-/// Packs the factors of a site. The linear layers share the output side by side, or interleaved panel by panel. `None`
-/// if the adapter changes none of them.
+/// Packs the factors of a site, side by side or interleaved by panel. `None` if the adapter changes no part of it.
 fn join_factors(blocks: &[SiteLayer<'_>], interleave: bool) -> Result<Option<Factors>> {
     let rank: usize = blocks.iter().map(|block| block.rank).sum();
     if rank == 0 {

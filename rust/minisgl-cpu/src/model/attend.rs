@@ -1,5 +1,4 @@
-//! Attention and the work around it: norms, RoPE and storage of queries, keys and values, per-head matmuls, output
-//! gates.
+//! Attention and its surroundings: norms, RoPE and storage of queries, keys and values, per-head matmuls, gates.
 //!
 //! Invariants: keys and values of a step are in their pages before any of its rows reads them.
 

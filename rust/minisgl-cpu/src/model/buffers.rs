@@ -29,8 +29,7 @@ pub struct Buffers {
     pub qkv: Grid,
     /// Output of attention or of a recurrent layer, before the output projection.
     pub attended: Grid,
-    /// Latent attention (MLA): queries from their own latent, queries mapped to the KV latent space, and attended
-    /// latents.
+    /// Latent attention (MLA): queries from their own latent, queries in the KV latent space, attended latents.
     pub latents: [Grid; 3],
     /// Activations of the MLP between up and down projection.
     pub inner: Grid,
@@ -74,7 +73,7 @@ pub struct ThreadBuffers {
     pub row: Grid,
     /// Gate and up projection of some rows, side by side.
     pub gate_up: Grid,
-    /// This thread's buffers for LoRA adapters.
+    /// Buffers of this thread for LoRA adapters.
     pub between: ThreadAdapterBuffers,
 }
 
@@ -202,8 +201,7 @@ impl Buffers {
     }
 }
 
-/// Returns the mode that shared activations are prepared in. With int8 they are kept in both forms, since matrices of
-/// floats need exact ones.
+/// Returns the mode of shared activations. With int8 they are kept in both forms, as float matrices need exact ones.
 pub(super) fn activation_mode(mode: Mode) -> Mode {
     if mode == Mode::Int8 { Mode::Both } else { mode }
 }

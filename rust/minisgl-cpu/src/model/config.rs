@@ -86,8 +86,7 @@ pub enum ByDistance {
     Slopes(Slopes),
 }
 
-/// ALiBi (arXiv 2108.12409): each head adds its slope (below 0) times the distance between query and key, on both
-/// sides.
+/// ALiBi (arXiv 2108.12409): each head adds its slope (below 0) times the distance of key and query, on both sides.
 #[allow(missing_docs)]
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
@@ -96,8 +95,7 @@ pub struct Slopes {
     pub positions: usize,
 }
 
-/// Relative position buckets (T5): distances in one bucket share a bias per head. Half of the buckets are for keys
-/// before the query, half for keys after it.
+/// Relative position buckets (T5) with one bias per head, half of them for keys before the query, half after it.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -108,8 +106,7 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// Returns the bucket of a key `behind` tokens after its query (negative: before). Short distances have their own
-    /// buckets, longer ones are grouped by logarithm.
+    /// Returns the bucket of a key `behind` tokens after its query. Long distances share buckets by logarithm.
     pub fn bucket_of(&self, behind: i64) -> usize {
         let side = self.count / 2;
         let (away, exact) = (behind.unsigned_abs() as usize, side / 2);
@@ -123,8 +120,7 @@ impl Ranges {
     }
 }
 
-/// Latent attention (MLA). The surrounding configuration then describes one KV head, whose key is the latent plus the
-/// RoPE columns, and whose value is the latent.
+/// Latent attention (MLA), stored as one KV head: its key is the latent plus RoPE columns, its value the latent.
 #[allow(missing_docs)]
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -318,8 +314,7 @@ impl ModelConfig {
         attending.filter(|(layer, heads)| heads.kv_of == *layer)
     }
 
-    /// Returns the index in the KV pool of the keys and values that `layer` attends to (possibly those of another
-    /// layer).
+    /// Returns the KV pool index of the keys and values that `layer` attends to, which may be another layer's.
     pub fn kv_layer(&self, layer: usize) -> usize {
         let owner = self.heads[layer].kv_of;
         self.kv_owners()
@@ -380,8 +375,7 @@ impl ModelConfig {
             .map_or(dim, |latent| latent.plain_dim + dim - latent.rank)
     }
 
-    /// Returns the columns of attention's first projection: gates and queries (or the query latent), keys, and space
-    /// for values.
+    /// Returns the columns of attention's first projection: gates, queries (or their latent), keys, values.
     pub fn projected(&self, layer: usize) -> usize {
         let key = self.heads[layer].head_dim;
         match &self.latent {
@@ -405,8 +399,7 @@ impl ModelConfig {
             .fold(shared.max(per_layer).max(rank), usize::max)
     }
 
-    /// Returns the sparsity threshold of the layer's gates, in standard deviations above their mean. `None` if the
-    /// gates are not sparsified.
+    /// Returns the gates' sparsity threshold in standard deviations above their mean, `None` to keep all gates.
     pub fn gate_threshold(&self, layer: usize) -> Option<f32> {
         self.gate_cuts.get(layer).copied().filter(|cut| *cut != 0.0)
     }

@@ -54,8 +54,7 @@ impl Decoder {
         }
     }
 
-    /// Allocates buffers for `threads` threads. They grow with the steps. `timed`: measure the parts of the forward
-    /// pass.
+    /// Allocates buffers for `threads` threads, which grow with the steps. `timed`: measure parts of the forward pass.
     pub fn memory(&self, threads: usize, kv: &KvPool, timed: bool) -> Result<Memory> {
         let config = &self.config;
         let buffers = Buffers::new(config, &self.weights, self.mode);

@@ -66,8 +66,7 @@ impl Delta {
     }
 }
 
-/// Returns the file's row for our `row`, for files that interleave the parts of a projection by key head. `parts` are
-/// (rows in total, rows per key head).
+/// Returns the file's row for our `row` where a file interleaves parts, (rows, rows per key head), by key head.
 pub fn grouped_row(parts: &[(usize, usize)], mut row: usize) -> usize {
     let whole: usize = parts.iter().map(|(_, of_head)| of_head).sum();
     let mut before = 0;

@@ -1,10 +1,9 @@
 //! Forward pass on all threads: from token ids to hidden states, operation by operation.
 //!
-//! An operation deals out work items through counters of its own, so each item belongs to one thread; data that one
-//! thread writes is read by others only after the next barrier. Every `unsafe` block that says "this thread's work
-//! item" relies on this.
+//! An operation deals out work items through its own counters, so each item belongs to one thread; other threads read
+//! its output only after the next barrier. Every `unsafe` block that says "this thread's work item" relies on this.
 //!
-//! Invariants: a token's result depends only on the tokens that it may attend to, not on how work is distributed to
+//! Invariants: a token's result depends only on the tokens that it may attend to, not on the distribution of work to
 //! threads, nor on other rows of the step.
 
 #![allow(unsafe_code)]

@@ -1,5 +1,5 @@
-//! Gated delta net (arXiv 2412.06464), without its projections: convolves queries, keys and values, passes each head's
-//! state matrix over the tokens, then normalizes and gates the output.
+//! Gated delta net (arXiv 2412.06464) between its projections: convolution, recurrence of each head's state, norm,
+//! gate.
 
 #![allow(unsafe_code)]
 

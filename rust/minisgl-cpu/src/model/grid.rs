@@ -1,7 +1,6 @@
 //! Matrices with a row per token of a step, which threads write in disjoint parts.
 //!
-//! Invariants: rows begin at cache lines and are padded with zeros that are never overwritten; memory grows, never
-//! shrinks.
+//! Invariants: rows begin at cache lines and have zero padding that is never overwritten; memory grows, never shrinks.
 
 use std::cell::UnsafeCell;
 
@@ -45,10 +44,7 @@ impl Grid {
         self.stride
     }
 
-    /// Returns the address of an element.
-    ///
-    /// # Panics
-    /// If the element is beyond the reserved rows.
+    /// Returns the address of an element. Panics if it is beyond the reserved rows.
     #[inline]
     pub fn at(&self, row: usize, column: usize) -> *mut f32 {
         let index = row * self.stride + column;

@@ -1,7 +1,6 @@
-//! Loading of a model's weights, layer by layer.
+//! Loading of a model's weights: one thread loads a layer, all threads load at once.
 //!
-//! Invariants: one thread loads a layer, all threads load at once; a tensor that does not fit the configuration is an
-//! error with the tensor's name.
+//! Invariants: a tensor that does not fit the configuration is an error with the tensor's name.
 
 use std::sync::Mutex;
 
@@ -127,8 +126,7 @@ const ROPE_FACTORS: [&str; 3] = [
     "rope_factors_short.weight",
 ];
 
-/// Returns true for a tensor that is not needed: a copy of the embedding as LM head, RoPE frequencies, and parts that
-/// the configuration leaves out.
+/// Returns true for a tensor that is not needed, such as a copy of the embedding, or RoPE frequencies.
 fn is_redundant(name: &str, tensors: &Tensors, config: &ModelConfig) -> bool {
     ROPE_FACTORS.contains(&name)
         || tensors.files.buffers.iter().any(|end| name.ends_with(end))
@@ -199,8 +197,7 @@ fn load_distances(tensors: &Tensors, heads: usize, kind: &ByDistance) -> Result<
     }
 }
 
-/// Returns true if the file has an LM head that differs from the embedding. Some fine-tunes wrongly say that they are
-/// tied.
+/// Returns true if the file's LM head differs from the embedding, though some fine-tunes claim that they are tied.
 fn has_other_head(tensors: &Tensors, shape: [usize; 2]) -> Result<bool> {
     if !tensors.has(Part::Head, At::default(), "weight") {
         return Ok(false);

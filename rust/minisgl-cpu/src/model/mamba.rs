@@ -1,5 +1,4 @@
-//! Mamba-2 (arXiv 2405.21060), without its projections: a convolution of the input, a decaying state matrix per head,
-//! and a gate.
+//! Mamba-2 (arXiv 2405.21060), without its projections: a convolution, a decaying state matrix per head, and a gate.
 //!
 //! A layer's state is the convolution's last inputs, then each head's matrix, [size, head_dim].
 

@@ -96,8 +96,7 @@ impl Worker<'_, '_> {
         }
     }
 
-    /// Sparsifies each token's gates, `max(gate - (mean + by * std), 0)`, then applies the activation and multiplies by
-    /// up.
+    /// Sparsifies each token's gates, `max(gate - (mean + by * std), 0)`, applies the activation, multiplies by up.
     fn sparsify_gates(&mut self, halves: &Halves, by: f32) {
         let (shared, count) = (self.shared, halves.inner.next_multiple_of(PANEL));
         let (gates, ups) = (&shared.buffers.inner, &shared.buffers.ups);

@@ -1,10 +1,8 @@
 //! The forward pass as data: a model's list of operations, with the weights that they use.
 //!
-//! `layers/` builds the list from a configuration and a file, `forward.rs` runs it, `printed.rs` prints it as the
-//! model's documentation (`minisgl model FILE --operations`).
+//! `layers/` builds the list, `forward.rs` runs it, `printed.rs` prints it (`minisgl model FILE --operations`).
 //!
-//! Invariants: an operation makes no decision that was possible at load time; whether it exists, and its sizes, are
-//! decided where the list is built.
+//! Invariants: an operation makes no decision that was possible at load time, such as whether it exists, and its sizes.
 
 use std::sync::Arc;
 
@@ -294,8 +292,7 @@ pub struct GateUp {
 
 /// Gate and up projection of an MLP.
 pub struct Halves {
-    /// Gate and up, interleaved panel by panel, with an interleaved bias. Gate only if the element types differ; up
-    /// only in an MLP without a gate.
+    /// Gate and up, interleaved by panel, and their bias; gate only if element types differ; up only without a gate.
     pub gate_up: Linear,
     /// Up projection, if it is not in `gate_up`.
     pub up: Option<Matrix>,

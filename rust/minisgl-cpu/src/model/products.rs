@@ -19,8 +19,7 @@ use crate::model::worker::{Forward, ITEM_TOKENS, LINE_TOKENS, Worker, each};
 const PANELS: usize = 32;
 
 impl Worker<'_, '_> {
-    /// Prepares the rows of `from` as matmul input, after an optional norm. For a single row each thread prepares its
-    /// own copy; more rows are shared out.
+    /// Prepares the rows of `from`, after an optional norm, as matmul input. Each thread prepares a single row itself.
     pub(super) fn prepare(&mut self, from: &Grid, norm: Option<&Norm>, width: usize, mode: Mode) -> ActsPtr {
         let shared = self.shared;
         let alone = shared.count() == 1;
@@ -174,8 +173,8 @@ impl Groups {
 }
 
 impl Worker<'_, '_> {
-    /// LoRA shrink: computes A x for the tokens with an adapter at this site, where x are the rows of `from` after an
-    /// optional norm. Must precede `prepare` of the same input, whose barrier serves both.
+    /// LoRA shrink: A x for tokens with an adapter here, x being the rows of `from` after an optional norm. Must
+    /// precede `prepare` of the same input, whose barrier serves both.
     pub(super) fn lora_shrink(&mut self, (index, site): (usize, Site), from: &Grid, norm: Option<&Norm>, width: usize) {
         let shared = self.shared;
         let runs = shared.tokens.runs;

@@ -1,6 +1,5 @@
-//! Several residual streams (AltUp, arXiv 2301.13310). Attention and MLP of a layer see the first stream; before the
-//! layer each stream is predicted from all, after it all are corrected by the change of the first. A low-rank residual
-//! (Laurel, arXiv 2411.07501) runs alongside attention.
+//! Several residual streams (AltUp, arXiv 2301.13310): a layer sees the first, before it each is predicted from all,
+//! after it all are corrected. A low-rank residual (Laurel, arXiv 2411.07501) runs alongside attention.
 //!
 //! Invariants: the mixing depends on one token's hidden states only, and sums run in one order.
 
@@ -55,8 +54,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Scales the projection of stream `stream` (of `last`) to the first one's RMS and adds it to the sum. After the
-    /// last one the hidden states become the mean of all streams.
+    /// Adds a stream's projection, scaled to the first one's RMS, to the sum. After the last, the first is their mean.
     pub(super) fn sum_streams(&mut self, stream: usize, last: usize) {
         let (shared, size) = (self.shared, self.shared.hidden);
         let buffers = shared.buffers;
@@ -111,8 +109,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Corrects all streams by the layer's change of the first. Writes the scaled first stream to the side buffer, as
-    /// input of the per-layer gate.
+    /// Corrects all streams by the layer's change of the first, which is then the per-layer gate's input, scaled.
     pub(super) fn correct(&mut self, part: &Mixing) {
         let shared = self.shared;
         let (buffers, size) = (shared.buffers, shared.hidden);

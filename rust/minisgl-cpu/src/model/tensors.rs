@@ -80,8 +80,7 @@ impl<'a> ModelTensor<'a> {
         Self::owned(view, &which, [parts.len(), view.k()], parts.concat())
     }
 
-    /// Creates an owned tensor, named after its source and the operation `how`. The panel cache identifies tensors by
-    /// this name.
+    /// Creates a tensor named after its source and the operation `how`, by which the panel cache identifies it.
     fn owned(view: &TensorView<'_>, how: &str, shape: [usize; 2], data: Vec<u8>) -> Self {
         Self::Owned {
             name: format!("{}, {how}", view.name()),
@@ -156,8 +155,7 @@ impl Tensors {
         }
     }
 
-    /// Returns the tensor name of a part: the first candidate that the file has, else the first candidate. Errors if
-    /// the format has no such part.
+    /// Returns the first name of a part that the file has, else the first at all. Errors if the format lacks the part.
     fn name(&self, part: Part, at: At, what: &str) -> Result<String> {
         let mut names = self.files.candidates(part, at, what);
         let name = match &self.origin {
@@ -205,8 +203,7 @@ impl Tensors {
         Ok(all)
     }
 
-    /// Returns the tensor `name` with `shape`, and records that it is used. Accepts shapes that differ only in
-    /// dimensions of 1 or in stacking.
+    /// Returns the tensor `name` and marks it as used. Its shape may differ in dimensions of 1 and in stacking only.
     fn get(&self, name: &str, shape: &[usize]) -> Result<ModelTensor<'_>> {
         self.requested
             .lock()
@@ -243,8 +240,7 @@ impl Tensors {
         Ok(self.get(name, shape)?.view()?.decode())
     }
 
-    /// Errors if the file has tensors that were never requested, except those that `is_known` accepts and biases of
-    /// zeros. A model that ignores weights would not compute what its author meant.
+    /// Errors if tensors of the file were never requested, unless `is_known` accepts them or they are zero biases.
     pub fn check_all_used(&self, is_known: impl Fn(&str) -> bool) -> Result<()> {
         let Origin::Files(source) = &self.origin else {
             return Ok(());
@@ -269,8 +265,7 @@ impl Tensors {
     }
 }
 
-/// Returns true if both shapes describe the same layout: they differ only in dimensions of 1, or `one` has the rows of
-/// a stack of matrices as one matrix.
+/// Returns true if the shapes differ only in dimensions of 1, or if `one` is the stack `other` as a single matrix.
 fn have_same_layout(one: &[usize], other: &[usize]) -> bool {
     if let (&[rows, columns], &[count, each, width]) = (one, other)
         && count.checked_mul(each) == Some(rows)

@@ -38,8 +38,7 @@ impl Weights {
         self.head.bytes() + all.map(|(matrix, _)| matrix.bytes()).sum::<usize>()
     }
 
-    /// Returns the weight bytes and the multiply-adds of one decoded token. Of experts only the chosen ones count;
-    /// embedding rows count as nothing.
+    /// Returns a decoded token's weight bytes and multiply-adds. Only chosen experts count, and no embedding rows.
     pub fn of_a_token(&self) -> (usize, usize) {
         let head = (&self.head, (1, 1));
         let all = self.operations().flat_map(Operation::matrices).chain([head]);

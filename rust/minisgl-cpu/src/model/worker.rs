@@ -191,11 +191,10 @@ impl Forward<'_> {
         }
     }
 
-    /// Returns a token's hidden state, normalized into `room` if there is a norm.
+    /// Returns a token's hidden state, normalized into `scratch` if there is a norm.
     ///
     /// # Safety
-    /// `room` must be writable for a hidden state and not shared; no thread may write to the token's hidden state
-    /// meanwhile.
+    /// `scratch` must fit a hidden state and belong to this thread; no thread may write to the token's hidden state.
     #[allow(unsafe_code)]
     pub(super) unsafe fn normed(&self, norm: Option<&Norm>, token: usize, scratch: *mut f32) -> *const f32 {
         let x = self.buffers.x.at(token, 0);
@@ -217,8 +216,7 @@ impl Forward<'_> {
 }
 
 impl Forward<'_> {
-    /// Shares out the rows of the step, each in `parts` parts, as `work(row, tokens, part)`. One item covers all tokens
-    /// of a row, since they pass through one state in order.
+    /// Shares out (row, part) pairs as `work(row, tokens, part)`, with all tokens of the row, as they share one state.
     pub(super) fn each_row(&self, counter: &Counter, parts: usize, mut work: impl FnMut(usize, Range<usize>, usize)) {
         while let Some(piece) = counter.claim(self.rows.slots.len() * parts) {
             let (row, part) = (piece / parts, piece % parts);

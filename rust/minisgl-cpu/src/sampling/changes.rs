@@ -1,9 +1,8 @@
-//! Changes to one request's logits before sampling: penalties, bias, allowed tokens, bad words, no end before
-//! `min_tokens`.
+//! Changes to a request's logits before sampling: penalties, bias, allowed tokens, bad words, minimum length.
 //!
 //! Invariants: arithmetic and order equal those of the torch engine, in float32; counts and recent tokens follow the
-//! sampled tokens in order; some token can always be sampled; the cost depends on the request's settings, not on the
-//! vocabulary, except for allowed tokens.
+//! sampled tokens; some token can always be sampled; the cost depends on the request's settings, not on the vocabulary,
+//! except for allowed tokens.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -34,21 +33,21 @@ pub(super) struct Changes {
 impl Changes {
     /// Creates the changes for a request whose sequence so far is `prompt` and `output`. Ignores ids >= `vocab`.
     pub fn new(params: &Params, prompt: &[i32], output: &[i32], vocab: usize, eos_ids: &[u32]) -> Self {
-        let in_vocab = |id: &u32| (*id as usize) < vocab;
+        let valid = |id: &u32| (*id as usize) < vocab;
         let mut ends = BTreeSet::new();
         if params.min_tokens > 0 {
-            ends.extend(params.stop_token_ids.iter().copied().filter(in_vocab));
+            ends.extend(params.stop_token_ids.iter().copied().filter(valid));
             if !params.ignore_eos {
-                ends.extend(eos_ids.iter().copied().filter(in_vocab));
+                ends.extend(eos_ids.iter().copied().filter(valid));
             }
         }
-        let allowed: BTreeSet<u32> = params.allowed_token_ids.iter().copied().filter(in_vocab).collect();
+        let allowed: BTreeSet<u32> = params.allowed_token_ids.iter().copied().filter(valid).collect();
         let seen = params.has_penalties().then(|| {
             let mut seen = HashMap::new();
-            for id in ids(prompt).filter(in_vocab) {
+            for id in ids(prompt).filter(valid) {
                 seen.entry(id).or_insert(0);
             }
-            for id in ids(output).filter(in_vocab) {
+            for id in ids(output).filter(valid) {
                 *seen.entry(id).or_insert(0) += 1;
             }
             seen
@@ -58,12 +57,7 @@ impl Changes {
             frequency: params.frequency_penalty,
             presence: params.presence_penalty,
             seen,
-            bias: params
-                .logit_bias
-                .iter()
-                .copied()
-                .filter(|(id, _)| in_vocab(id))
-                .collect(),
+            bias: params.logit_bias.iter().copied().filter(|(id, _)| valid(id)).collect(),
             allowed: (!params.allowed_token_ids.is_empty()).then(|| allowed.into_iter().collect()),
             bad: BadSequences::new(&params.bad_token_ids, output, vocab),
             ends: ends.into_iter().collect(),

@@ -1,5 +1,4 @@
-//! Grammars that constrain sampling: their masks are filled while logits are computed, and they consume each sampled
-//! token.
+//! Grammars that constrain sampling: masks are filled while logits are computed, then each token is consumed.
 //!
 //! Invariants: one thread at a time uses a grammar, in the order of steps; a grammar that fails ends its own request,
 //! and no other row is affected; a row whose mask takes too long gets no token in the step, and delays no other row.

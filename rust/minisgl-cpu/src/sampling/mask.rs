@@ -1,7 +1,6 @@
 //! Token masks: one bit for each token that may be sampled.
 //!
-//! Invariants: the logits of allowed tokens keep their bits, all others become minus infinity; uniform words are cheap:
-//! 32 allowed tokens cost nothing, 32 banned ones a fill.
+//! Invariants: allowed logits keep their bits, all others become minus infinity; uniform words are cheap.
 
 /// Tokens per mask word.
 const WORD: usize = 32;
@@ -21,8 +20,7 @@ pub fn words(vocab: usize) -> usize {
     vocab.div_ceil(WORD)
 }
 
-/// Sets the logits of banned tokens to minus infinity. Token i is allowed if bit i % 32 of word i / 32 is set; bits
-/// beyond the logits are ignored.
+/// Sets the logits of banned tokens to minus infinity. Token i is allowed if bit i % 32 of word i / 32 is set.
 pub(super) fn apply(mask: &[u32], logits: &mut [f32]) {
     let (whole, rest) = logits.as_chunks_mut::<WORD>();
     if let Some(&word) = mask.get(whole.len()) {

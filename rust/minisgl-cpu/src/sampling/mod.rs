@@ -67,8 +67,7 @@ pub struct SampledToken {
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Next token of a row, and why its grammar allows none (empty text: its mask took too long). On failure the token is
-/// an end-of-sequence id.
+/// Next token of a row, or an end-of-sequence id and why the grammar allows none (empty: its mask took too long).
 pub type SampleResult = (SampledToken, Option<String>);
 
 /// Prompt tokens of a step whose log probabilities are requested.
@@ -138,8 +137,7 @@ impl Slots {
         Masks::new(slots.filter_map(|slot| self.slots[slot].grammar.as_ref()))
     }
 
-    /// Returns true if the slot's token is the argmax of the unchanged logits and no log probabilities are requested.
-    /// Merged `argmax` results of ranges then suffice.
+    /// Returns true if the slot's token is the argmax of the unchanged logits, without log probabilities.
     pub fn is_plain(&self, slot: usize) -> bool {
         let Slot { params, changes, .. } = &self.slots[slot];
         params.is_greedy() && changes.is_none() && params.logprobs.is_none()
@@ -157,14 +155,12 @@ impl Slots {
         sample(&self.slots[slot].params, position, logits, scratch)
     }
 
-    /// Returns how many most likely tokens to report with the sampled one, `None` if log probabilities are not
-    /// requested.
+    /// Returns how many most likely tokens to report with a sampled one, `None` without log probabilities.
     pub fn num_logprobs(&self, slot: usize) -> Option<usize> {
         self.slots[slot].params.logprobs
     }
 
-    /// Samples the token at `position` from the model's raw `logits`, with all changes (in place) and log
-    /// probabilities. `mask` has a bit for each allowed token; `None` allows all.
+    /// Samples the token at `position` from raw `logits`, which are changed. `mask` has the bits of allowed tokens.
     pub fn draw(
         &self,
         slot: usize,
@@ -191,8 +187,7 @@ impl Slots {
         SampledToken { token, logprobs }
     }
 
-    /// Samples the token at `position` under the slot's grammar, if it has one, and advances the grammar. Returns the
-    /// reason if the grammar allows no token.
+    /// Samples the token at `position` under the slot's grammar, if any, and advances it, or returns why it cannot.
     pub fn sample_with_grammar(
         &self,
         slot: usize,
@@ -229,8 +224,7 @@ impl Slots {
         }
     }
 
-    /// Returns the prompt tokens after each of the `count` positions from `start` on. `None` if their log probabilities
-    /// are not requested or none are left.
+    /// Returns the tokens after `count` prompt positions from `start` on, if their log probabilities are requested.
     pub fn prompt_part(&self, slot: usize, start: usize, count: usize) -> Option<PromptPart<'_>> {
         let prompt = self.slots[slot].prompt.as_ref()?;
         let first = start + 1;

@@ -2,8 +2,7 @@
 //!
 //! Invariants: numbers have the precision of the arithmetic that uses them, float32.
 
-/// Sampling parameters of one request. The front end has validated them and set a seed. Ids beyond the vocabulary are
-/// ignored.
+/// Sampling parameters of one request, validated and with a seed. Ids beyond the vocabulary are ignored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Params {
     /// Divisor of the logits; 0 is greedy.

@@ -1,8 +1,7 @@
 //! Sampling of one token from a row of logits.
 //!
 //! Invariants: greedy is the exact argmax, the lowest id on ties; otherwise the token is a function of logits,
-//! parameters, seed and position only; top-k and top-p keep exactly the tokens that a stable sort of the whole row
-//! would.
+//! parameters, seed and position only; top-k and top-p keep the tokens that a stable sort of the row would.
 
 use minisgl_kernels::{Isa, softmax};
 
@@ -39,8 +38,7 @@ impl Best {
     }
 }
 
-/// Returns the argmax of `logits`, which belong to the token ids from `first` on. A NaN never wins; if nothing else is
-/// left, `first` is returned.
+/// Returns the argmax of `logits` for the ids from `first` on, or `first` if all are NaN. Lower ids win ties.
 pub fn argmax(logits: &[f32], first: u32) -> Best {
     let mut best = Best::NONE;
     if !logits.is_empty() {
@@ -185,8 +183,7 @@ fn bucket_of(p: f32) -> usize {
     ((p.to_bits() >> BUCKET_SHIFT) as usize).min(BUCKETS - 1)
 }
 
-/// Returns the first bucket, from the most likely down, for which `found(sums of those before, bucket)` is true, with
-/// these sums; else the last non-empty one.
+/// Returns the first bucket, from the most likely down, that `is_match` accepts, with the sums of those before.
 fn find_bucket(buckets: &[Bucket], is_match: impl Fn(&Bucket, &Bucket) -> bool) -> (usize, Bucket) {
     let (mut before, mut here) = (Bucket::default(), (0, Bucket::default()));
     for (index, bucket) in buckets.iter().enumerate().rev() {
@@ -226,8 +223,7 @@ fn keep_up_to(last: Member, probabilities: &mut [f32]) {
     tail.iter_mut().for_each(keep);
 }
 
-/// Returns the first token, by id, whose cumulative probability exceeds `uniform` times the total. Sums run by id in
-/// float64; zeros are skipped.
+/// Returns the first id whose cumulative probability exceeds `uniform` times the total, in float64.
 fn inverse_cdf(uniform: f64, scratch: &mut Scratch) -> u32 {
     let Scratch {
         probabilities, sums, ..

@@ -1,5 +1,4 @@
-//! Fuzz tests of damaged and malicious files: an error or a valid file, never a panic, and memory of at most a few
-//! times the file size.
+//! Fuzz tests of damaged and malicious files: an error or a valid file, never a panic, and bounded memory.
 //!
 //! Each case changes some bytes of a valid file. `PROPTEST_CASES` sets their number; `make slow-test` runs 100,000.
 

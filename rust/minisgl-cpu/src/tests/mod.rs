@@ -1,5 +1,4 @@
-//! Tests of the CPU engine's public interfaces. They share the binary of the unit tests, since a second binary would
-//! compile all kernels again, which takes longer than these tests.
+//! Tests of the CPU engine's public interfaces, in the binary of the unit tests, so that kernels are compiled once.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod hostile_files;

@@ -28,8 +28,7 @@ use crate::files::{Mapping, Source};
 use crate::{Error, Result};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"mspanels");
-/// Version of the format. Raise it when the layout of panels, the composition of a model's parts or the file format
-/// changes.
+/// Format version. Raise it when the layout of panels, the composition of parts or the file format changes.
 const VERSION: u64 = 1;
 const ENDING: &str = "panels";
 const HEAD: usize = 4;
@@ -140,8 +139,7 @@ impl CacheFile {
         })
     }
 
-    /// Returns the panels of a matrix, after reading and checking them. `None` if source, shape or checksum do not
-    /// match.
+    /// Reads and returns the panels of a matrix, `None` if source, shape or checksum do not match.
     fn checked_panels(&self, position: MatrixPosition, key: u64, shape: Shape) -> Option<Panels> {
         let row = self.rows.get(&position)?;
         let bytes = row.offset..row.offset.checked_add(shape.bytes())?;
@@ -206,15 +204,13 @@ impl Packer {
         }
     }
 
-    /// Ends loading. Returns what should be written to the cache, if anything, and whether all matrices came from the
-    /// file.
+    /// Ends loading. Returns what to write to the cache, if anything, and whether all matrices came from the file.
     #[must_use]
     pub fn end(self) -> (Option<Keeping>, bool) {
         let mut matrices = self.matrices.into_inner().unwrap_or_else(PoisonError::into_inner);
         let bytes: usize = matrices.iter().map(|matrix| matrix.shape.bytes()).sum();
-        let whole = matrices
-            .iter()
-            .all(|matrix| matches!(matrix.panels, Panels::Mapped(..)));
+        let is_mapped = |matrix: &PackedMatrix| matches!(matrix.panels, Panels::Mapped(..));
+        let whole = matrices.iter().all(is_mapped);
         let Some((cache, fingerprint)) = self.cache else {
             return (None, false);
         };
@@ -333,17 +329,14 @@ pub struct Keeping {
 }
 
 impl Keeping {
-    /// Writes the cache file, unless another process has done so, and deletes old ones to make space. Returns the
-    /// file's bytes, `None` if `stop` was set, which ends the work soon without leaving a file. Errors if the file
-    /// exceeds the limit or cannot be written.
+    /// Writes the cache file, unless another process has done so, and deletes old ones. Returns its bytes, `None` if
+    /// `stop` was set, which leaves no file. Errors if it exceeds the limit or cannot be written.
     pub fn write(self, stop: &AtomicBool) -> Result<Option<u64>> {
         let rows = self.rows();
         let size = rows.last().map_or(0, |row| row.offset + row.shape.bytes()) as u64;
         if size > self.cache.limit {
             let limit = self.cache.limit;
-            return Err(Error::file(format!(
-                "it needs {size} bytes; the cache limit is {limit}"
-            )));
+            return Err(Error::file(format!("needs {size} bytes; the cache limit is {limit}")));
         }
         let Some(_lock) = self.lock(stop)? else {
             return Ok(None);
@@ -419,8 +412,7 @@ impl Keeping {
         }
     }
 
-    /// Deletes the least recently used files until the others have at most `left` bytes, and incomplete files of killed
-    /// processes. Spares the file of this model.
+    /// Deletes the least recently used files beyond `left` bytes, and incomplete ones, but not this model's file.
     fn evict(&self, left: u64) -> Result<()> {
         let folder = &self.cache.folder;
         let bad = |error: std::io::Error| at(folder, &error);

@@ -158,8 +158,7 @@ impl Loader<'_> {
         })
     }
 
-    /// Returns the operations on a token's queries, keys and values before attention (norms, RoPE, scales, KV store),
-    /// in order.
+    /// Returns the operations on queries, keys and values before attention: norms, RoPE, scales, KV store.
     fn head_steps(&self) -> Result<Vec<TokenStep>> {
         let (config, of_layer) = (self.config, self.config.heads[self.layer]);
         let (size, [width, key_width, _]) = (of_layer.head_dim, config.widths(self.layer));
@@ -223,9 +222,8 @@ impl Loader<'_> {
         Ok(steps)
     }
 
-    /// Returns the operations of latent attention (MLA); pages hold latents. Keys K c are never computed: since q (K c)
-    /// = (K' q) c, queries are mapped to the latent space instead, and values are computed from the weighted sum of
-    /// latents.
+    /// Returns the operations of latent attention (MLA). Keys K c are never computed: q (K c) = (K' q) c, so queries
+    /// are mapped to the space of latents c, and values are computed from the weighted sum of latents.
     fn over_latents(&self, latent: &LatentConfig) -> Result<Vec<Operation>> {
         let (config, layer, rank) = (self.config, self.layer, latent.rank);
         let norm = |part, size| -> Result<Norm> {
@@ -349,8 +347,7 @@ impl Loader<'_> {
         head + within % half * 2 + within / half
     }
 
-    /// Returns the matrices of each head that map queries to latents and latents to values. Checkpoints store both in
-    /// one tensor; GGUF stores two, with the keys transposed.
+    /// Returns each head's matrices to and from the latent space: one tensor in checkpoints, two in GGUF.
     fn heads_of_latents(&self, latent: &LatentConfig) -> Result<(Vec<Matrix>, Vec<Matrix>)> {
         let (heads, rank) = (self.config.num_heads, latent.rank);
         let (plain, size) = (latent.plain_dim, latent.value_dim);

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::model::config::{ModelConfig, MoeConfig, Norms};
 use crate::model::held::Norm;
 use crate::model::layers::loader::{Loader, MAX_SIZE, unsupported, within};
-use crate::model::layers::mlp::{interleave_panels, split_gate_up};
+use crate::model::layers::mlp::{interleave_panels, unfuse};
 use crate::model::names::{At, Part};
 use crate::model::operation::{Add, Combine, Experts, Mlp, Operation, Project, Route, Rows};
 use crate::model::pieces::{pack, padded};
@@ -36,10 +36,7 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
     }
     let most = moe.chosen_groups * (moe.num_experts / groups);
     if moe.chosen_groups > groups || moe.experts_per_token > most {
-        let why = format!(
-            "must be 1 to {groups}, with at least {} experts in these groups",
-            moe.experts_per_token
-        );
+        let why = format!("must be 1 to {groups}, with {} experts or more", moe.experts_per_token);
         return Err(unsupported("topk_group", moe.chosen_groups, &why));
     }
     Ok(())
@@ -148,8 +145,7 @@ impl Loader<'_> {
         self.gated([gate.view()?, up.view()?], down, inner)
     }
 
-    /// Loads experts that are stacked in one tensor per matrix. Gate and up may share a tensor (checkpoints) or not
-    /// (GGUF).
+    /// Loads experts stacked in one tensor per matrix; gate and up may share one (checkpoints) or not (GGUF).
     fn stacked_experts(&self, moe: &MoeConfig) -> Result<Vec<Mlp>> {
         let (hidden, inner, count) = (self.config.hidden_size, moe.intermediate_size, moe.num_experts);
         let (files, half) = (&self.tensors.files, [count, inner, hidden]);
@@ -173,11 +169,8 @@ impl Loader<'_> {
         let views: Vec<TensorView<'_>> = both.iter().map(ModelTensor::view).collect::<Result<_>>()?;
         let (down, biases) = (down.view()?, self.expert_biases(moe)?);
         let one = |expert| -> Result<Mlp> {
-            let down = pack(
-                &self.packing,
-                &[ModelTensor::transposed(down.slice(expert)?, transposed)?],
-                false,
-            )?;
+            let down = ModelTensor::transposed(down.slice(expert)?, transposed)?;
+            let down = pack(&self.packing, &[down], false)?;
             let mut mlp = match views.as_slice() {
                 [up] if !self.config.gated => self.ungated(up.slice(expert)?, down, inner)?,
                 [both] => {
@@ -199,7 +192,7 @@ impl Loader<'_> {
     fn fused_expert(&self, both: TensorView<'_>, down: Matrix, inner: usize) -> Result<Mlp> {
         if !self.tensors.files.gate_up_in_turns {
             let half = [inner, self.config.hidden_size];
-            let (gate, up) = split_gate_up(both, &half)?;
+            let (gate, up) = unfuse(both, &half)?;
             return self.gated([gate, up], down, inner);
         }
         let [gate, up] = [0, 1].map(|first| ModelTensor::select_rows(&both, (first..2 * inner).step_by(2)));

@@ -22,11 +22,7 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
     for layer in (0..config.num_layers).filter(|layer| config.state_layers[*layer]) {
         let both = config.attends[layer] && (config.has_behind() || config.is_parallel());
         if size == 0 || size > MAX_STATE || both {
-            return Err(unsupported(
-                "layer_types",
-                layer,
-                "its recurrent state is not supported",
-            ));
+            return Err(unsupported("layer_types", layer, "its state is not supported"));
         }
     }
     Ok(())
@@ -122,8 +118,7 @@ impl Loader<'_> {
         Ok(decay_rates)
     }
 
-    /// Packs the input projection of a delta net. Files have queries, keys, values and gate in one tensor (rows by key
-    /// head) or in two, and likewise beta and step.
+    /// Packs a delta net's input projection: two tensors (rows by key head) in some files, four in others.
     fn delta_projections(&self, net: &DeltaNet) -> Result<Projections> {
         let (files, hidden) = (&self.tensors.files, self.config.hidden_size);
         let (inner, heads) = (net.inner(), net.value_heads);

@@ -35,8 +35,7 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
 }
 
 impl Loader<'_> {
-    /// Returns the gate/up operation of an MLP, and its down projection, whose target the caller sets. `adapted`: LoRA
-    /// adapters may apply.
+    /// Returns the gate/up operation, and the down projection, whose target the caller sets. `adapted`: LoRA may apply.
     pub(super) fn mlp(&self, norm: Option<Arc<Norm>>, mlp: Mlp, adapted: bool) -> (Operation, Project) {
         let layer = adapted.then_some(self.layer);
         let down = Project {
@@ -101,7 +100,7 @@ impl Loader<'_> {
         } else if let Some(both) = self.fused(gate) {
             let both = self.part(both, [2 * inner, hidden])?;
             let half = [inner, hidden];
-            let (gate, up) = split_gate_up(both.view()?, &half)?;
+            let (gate, up) = unfuse(both.view()?, &half)?;
             self.gated([gate, up], down_weight, inner)?
         } else {
             let (gate, up) = (self.part(gate, [inner, hidden])?, self.part(up, [inner, hidden])?);
@@ -112,8 +111,7 @@ impl Loader<'_> {
         Ok(mlp)
     }
 
-    /// Returns the part that fuses `gate` with up, `None` if the file has separate tensors. Some architectures have
-    /// files of both forms.
+    /// Returns the part that fuses `gate` with up, `None` if this file (some have both forms) has separate tensors.
     fn fused(&self, gate: Part) -> Option<Part> {
         let both = [(Part::Gate, Part::GateUp), (Part::SharedGate, Part::SharedGateUp)];
         let fused = both.into_iter().find(|(one, _)| *one == gate).map(|(_, both)| both);
@@ -123,10 +121,7 @@ impl Loader<'_> {
 }
 
 /// Splits a fused tensor into gate and up, each of the shape `half`.
-pub(super) fn split_gate_up<'a>(
-    both: TensorView<'a>,
-    half: &'a [usize; 2],
-) -> Result<(TensorView<'a>, TensorView<'a>)> {
+pub(super) fn unfuse<'a>(both: TensorView<'a>, half: &'a [usize; 2]) -> Result<(TensorView<'a>, TensorView<'a>)> {
     let (gate, up) = both.data().split_at(both.data().len() / 2);
     let part = |data| TensorView::new(both.name(), both.kind(), half, data);
     Ok((part(gate)?, part(up)?))

@@ -63,51 +63,27 @@ pub fn check(config: &ModelConfig) -> Result<()> {
 fn check_lengths(config: &ModelConfig) -> Result<()> {
     let layers = config.num_layers;
     let tables = config.inverse_frequencies.len();
+    let [sizes, per_layer_tables] = [
+        "must be the number of per-layer sizes",
+        "must be one table or none per layer",
+    ];
     let by_layer = [
-        (
-            "num_hidden_layers",
-            config.heads.len(),
-            "must be the number of per-layer sizes",
-        ),
-        (
-            "num_hidden_layers",
-            config.intermediate_sizes.len(),
-            "must be the number of per-layer sizes",
-        ),
-        (
-            "num_hidden_layers",
-            config.attends.len(),
-            "must be the number of per-layer sizes",
-        ),
-        (
-            "num_hidden_layers",
-            config.state_layers.len(),
-            "must be the number of per-layer sizes",
-        ),
+        ("num_hidden_layers", config.heads.len(), sizes),
+        ("num_hidden_layers", config.intermediate_sizes.len(), sizes),
+        ("num_hidden_layers", config.attends.len(), sizes),
+        ("num_hidden_layers", config.state_layers.len(), sizes),
         ("layer_types", config.windows.len(), "must be one per layer"),
-        (
-            "no_rope_layers",
-            config.rotary.len(),
-            "must be one table or none per layer",
-        ),
+        ("no_rope_layers", config.rotary.len(), per_layer_tables),
     ];
     if let Some((name, count, why)) = by_layer.into_iter().find(|(_, count, _)| *count != layers) {
         let value = if name == "num_hidden_layers" { layers } else { count };
         return Err(unsupported(name, value, why));
     }
     if config.rotary.iter().flatten().any(|table| *table >= tables) {
-        return Err(unsupported(
-            "no_rope_layers",
-            config.rotary.len(),
-            "must be one table or none per layer",
-        ));
+        return Err(unsupported("no_rope_layers", config.rotary.len(), per_layer_tables));
     }
     if config.rope_scales.len() != tables {
-        return Err(unsupported(
-            "rope_scaling",
-            config.rope_scales.len(),
-            "must be one per table",
-        ));
+        return Err(unsupported("rope_scaling", config.rope_scales.len(), "one per table"));
     }
     Ok(())
 }

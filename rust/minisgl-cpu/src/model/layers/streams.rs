@@ -31,11 +31,8 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
         within("laurel_rank", streams.rank, MAX_SIZE)?;
         let whole = config.norms == Norms::Both && config.per_layer.is_some() && !config.attends.contains(&false);
         if !whole || config.moe.is_some() {
-            return Err(unsupported(
-                "altup_num_inputs",
-                streams.count,
-                "not supported with these layers",
-            ));
+            let why = "not supported with these layers";
+            return Err(unsupported("altup_num_inputs", streams.count, why));
         }
     }
     Ok(())
@@ -80,9 +77,8 @@ impl Loader<'_> {
         ])
     }
 
-    /// Returns the operations that gate a layer's per-layer embedding and add it; the sums are multiplied by `last`.
-    /// With several streams the gate reads the output of `Correct`, and the result is added to all streams but the
-    /// first.
+    /// Returns the operations that gate and add a layer's per-layer embedding; the sums are multiplied by `last`. With
+    /// several streams the gate reads the output of `Correct`, and all streams but the first get the result.
     pub(super) fn per_layer(&self, PerLayer { size, .. }: PerLayer, last: f32) -> Result<Vec<Operation>> {
         let (hidden, several) = (self.config.hidden_size, self.config.streams.is_some());
         let from = if several { Rows::Aside } else { Rows::Hidden };
@@ -112,8 +108,7 @@ impl Loader<'_> {
     }
 }
 
-/// Returns the operations that compute per-layer embeddings, half from a token's embedding and half from its id. Empty
-/// if the model has none.
+/// Returns the operations that compute per-layer embeddings from a token's embedding and its id; empty without them.
 pub(crate) fn per_layer_tables(
     tensors: &Tensors,
     config: &ModelConfig,
@@ -137,8 +132,7 @@ pub(crate) fn per_layer_tables(
     ])
 }
 
-/// Returns the operations that split the first stream into several before the layers, and merge them after the layers.
-/// Checkpoints have one tensor per stream, GGUF one for all.
+/// Returns the operations that split the first stream into several before the layers, and merge them afterwards.
 pub(crate) fn stream_tables(
     tensors: &Tensors,
     config: &ModelConfig,
