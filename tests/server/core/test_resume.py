@@ -237,7 +237,7 @@ def _changed(said: Said, name: str, value: Any) -> bytes:
         ("seed", 2**64, "unreadable"),
         ("cached", [-1], "unreadable"),
         ("index", -1, "unreadable"),
-        ("index", 1, "choice 1: there are 1"),
+        ("index", 1, "choice 1: the request has 1"),
         ("tokens", [2_000_000], "token ids must be below"),
         ("tokens", [2**31], "token ids must be below"),
         ("tokens", [-1], "unreadable"),

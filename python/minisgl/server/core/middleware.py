@@ -279,7 +279,7 @@ class Posts:
                     if isinstance(answer, Formatter) and getattr(body, FIELD, None):
                         wanted = answer.wanted
                         if wanted.only_prompt:
-                            raise bad_value(FIELD, True, "an answer of no tokens has none")
+                            raise bad_value(FIELD, True, "needs at least one generated token")
                         wanted.sampling, wanted.receipts = await self._receipts.begin(wanted.sampling, request.model)
                     return answer
         except TimeoutError as error:
