@@ -191,7 +191,7 @@ async def unless_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) 
     """Run the app; cancel it when the client disconnects, at whatever point."""
     connection: Connection = scope[CONNECTION]
     task = asyncio.current_task()
-    connection.cancels(task)
+    connection.cancel_when_lost(task)
     try:
         await app(scope, receive, send)
     except asyncio.CancelledError:
@@ -199,7 +199,7 @@ async def unless_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) 
             raise
         task.uncancel()
     finally:
-        connection.cancels(None)
+        connection.cancel_when_lost(None)
 
 
 class Posts:
