@@ -322,7 +322,7 @@ class Batches:
 
 
 def _fields_of(shape: type[Answer], info: BatchInfo | FileInfo, **own: Any) -> dict[str, Any]:
-    """Return the fields of the model `shape`, from `own` or else from `info`."""
+    """Return the fields of the response model `shape` as a dict, from `own` or else from the record `info`."""
     return {name: own[name] if name in own else getattr(info, name) for name in shape.model_fields}
 
 

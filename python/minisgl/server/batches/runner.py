@@ -405,7 +405,7 @@ class _Details(msgspec.Struct, frozen=True):
 
 
 class _Usage(msgspec.Struct, frozen=True):
-    """Usage in a response, under the names of any endpoint."""
+    """Token usage in a response's body, under the names of any endpoint."""
 
     prompt_tokens: int = 0
     input_tokens: int = 0
