@@ -45,7 +45,7 @@ def test_check_returns_endpoint_and_line_count() -> None:
         (
             {"custom_id": "line 0"},
             "custom_id",
-            'custom_id: an earlier line has the same: each needs its own (got "line 0")',
+            'custom_id: must differ from those of earlier lines (got "line 0")',
         ),
         ({"method": "GET"}, "method", 'method: must be POST (got "GET")'),
         ({"url": "/v1/models"}, "url", "url: must be one of /v1/chat/completions, /v1/completions, /v1/embeddings, "),

@@ -226,9 +226,9 @@ def _watcher(request: Request) -> Watcher:
     given: dict[str, bool] = {}
     for name, value in request.query_params.multi_items():
         if name not in OPTIONS:
-            raise bad_value(name, value, f"unknown: {STREAM} has {' and '.join(OPTIONS)}")
+            raise bad_value(name, value, f"unknown: the options of {STREAM} are {' and '.join(OPTIONS)}")
         if name in given:
-            raise bad_value(name, value, "given twice")
+            raise bad_value(name, value, "must be given once only")
         if value not in ("0", "1"):
             raise bad_value(name, value, "must be 0 or 1")
         given[name] = value == "1"

@@ -308,7 +308,7 @@ class Batches:
         status = "failed" if info.id in self.runner.broken else info.status
         errors = [{"code": "batch_failed", "message": reason, "line": None, "param": None}] if reason else []
         ends = ("completed", "failed", "expired", "cancelled")
-        return _as(
+        return _fields_of(
             BatchAnswer,
             info,
             object="batch",
@@ -321,8 +321,8 @@ class Batches:
         )
 
 
-def _as(shape: type[Answer], info: BatchInfo | FileInfo, **own: Any) -> dict[str, Any]:
-    """Return the fields of the model `shape`, from `own` or else from `info`."""
+def _fields_of(shape: type[Answer], info: BatchInfo | FileInfo, **own: Any) -> dict[str, Any]:
+    """Return the fields of the response model `shape` as a dict, from `own` or else from the record `info`."""
     return {name: own[name] if name in own else getattr(info, name) for name in shape.model_fields}
 
 
@@ -364,7 +364,7 @@ def _window_s(text: str) -> int:
 
 def _shown_file(info: FileInfo) -> dict[str, Any]:
     """Return a file record as OpenAI's file object."""
-    return _as(FileAnswer, info, object="file", status="processed", status_details=None)
+    return _fields_of(FileAnswer, info, object="file", status="processed", status_details=None)
 
 
 # ---------------------------------------------------------------------------------------------------------- routes

@@ -83,7 +83,7 @@ def check_file(file: BinaryIO, max_line_bytes: int) -> CheckedFile:
     url = ""
     for line in read_lines(file, max_line_bytes):
         if line.custom_id in seen:
-            raise _bad(line.number, "custom_id", line.custom_id, "an earlier line has the same: each needs its own")
+            raise _bad(line.number, "custom_id", line.custom_id, "must differ from those of earlier lines")
         seen.add(line.custom_id)
         if line.url != (url := url or line.url):
             raise _bad(line.number, "url", line.url, f"the lines before it say {url}: a batch has one endpoint")

@@ -39,7 +39,7 @@ MAX_DEATHS = 3
 """Engine deaths after which a line is not retried. The first death may be caused by another line: from then on each of
 the lines that were running is retried with no other of them alongside. The second may be chance, or caused by a request
 that is no line; a third is attributed to the line."""
-_LEFT: dict[Status, tuple[str, str]] = {
+_ERRORS_LEFT: dict[Status, tuple[str, str]] = {
     "expired": ("batch_expired", "the batch's completion_window ended before this line was run"),
     "cancelled": ("batch_cancelled", "the batch was cancelled before this line was run"),
     "failed": ("batch_failed", "the batch failed before this line was run"),
@@ -369,11 +369,11 @@ class _Batch:
         return store.used_bytes(self.info.owner)
 
     def _finish(self, store: Store, status: Status, reason: str) -> BatchInfo:
-        left = self._left(store, status) if status in _LEFT else iter(())
+        left = self._results_left(store, status) if status in _ERRORS_LEFT else iter(())
         return store.finish(self.info, status, reason, left, int(self._runner.clock()))
 
-    def _left(self, store: Store, status: Status) -> Iterator[LineResult]:
-        code, message = _LEFT[status]
+    def _results_left(self, store: Store, status: Status) -> Iterator[LineResult]:
+        code, message = _ERRORS_LEFT[status]
         done = store.answered(self.info.id)
         with contextlib.suppress(BadLine, FileNotFoundError), store.path(self.info.input_file_id).open("rb") as file:
             for line in read_lines(file, self._runner.max_line_bytes):
@@ -405,7 +405,7 @@ class _Details(msgspec.Struct, frozen=True):
 
 
 class _Usage(msgspec.Struct, frozen=True):
-    """Usage in a response, under the names of any endpoint."""
+    """Token usage in a response's body, under the names of any endpoint."""
 
     prompt_tokens: int = 0
     input_tokens: int = 0

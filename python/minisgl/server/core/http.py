@@ -64,7 +64,7 @@ class Connection:
     _on_pause: Callable[[], None] = _nothing
     _on_resume: Callable[[], None] = _nothing
 
-    def cancels(self, task: asyncio.Task[Any] | None) -> None:
+    def cancel_when_lost(self, task: asyncio.Task[Any] | None) -> None:
         """Cancel `task` when the client disconnects, at once if it already has. `None` unregisters."""
         self._task = task
         if self.is_lost and task is not None:

@@ -191,7 +191,7 @@ async def unless_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) 
     """Run the app; cancel it when the client disconnects, at whatever point."""
     connection: Connection = scope[CONNECTION]
     task = asyncio.current_task()
-    connection.cancels(task)
+    connection.cancel_when_lost(task)
     try:
         await app(scope, receive, send)
     except asyncio.CancelledError:
@@ -199,7 +199,7 @@ async def unless_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) 
             raise
         task.uncancel()
     finally:
-        connection.cancels(None)
+        connection.cancel_when_lost(None)
 
 
 class Posts:
@@ -279,7 +279,7 @@ class Posts:
                     if isinstance(answer, Formatter) and getattr(body, FIELD, None):
                         wanted = answer.wanted
                         if wanted.only_prompt:
-                            raise bad_value(FIELD, True, "an answer of no tokens has none")
+                            raise bad_value(FIELD, True, "needs at least one generated token")
                         wanted.sampling, wanted.receipts = await self._receipts.begin(wanted.sampling, request.model)
                     return answer
         except TimeoutError as error:

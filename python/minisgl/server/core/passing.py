@@ -56,11 +56,11 @@ class Answer(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------- called by its reader
 
     async def whole(self) -> bytes:
-        """Return the complete body. Raises `Lost`."""
+        """Return the complete body of the server's response. Raises `Lost`."""
         return b"".join([piece async for piece in self.pieces()])
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives, joining parts that wait. Raises `Lost` after everything that arrived."""
+        """Yield the body of the server's response as it arrives, joining parts that wait. Raises `Lost` after them."""
         while self._parts or not self.done.done():
             if self._parts:
                 parts, self._parts = self._parts, []

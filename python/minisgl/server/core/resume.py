@@ -140,7 +140,7 @@ class Resumable:
         before = [Before([], cached[i] if i < len(cached) else None) for i in range(num_choices)]
         for one in itertools.chain.from_iterable(self.said.turns):
             if one.index >= num_choices:
-                raise _bad(f"choice {one.index}: there are {num_choices}")
+                raise _bad(f"choice {one.index}: the request has {num_choices}")
             choice, length = before[one.index], lengths[one.index // n]
             if choice.ended or (one.reason and not one.ended):
                 raise _bad(f"choice {one.index}: tokens follow its end")

@@ -95,7 +95,7 @@ class Sections:
         self._blank = JoinedText()  # blank text that may be dropped
 
     def whole(self) -> list[Section]:
-        """Return all sections except calls without valid arguments, which must not be made."""
+        """Return all sections but calls without valid arguments, which clients must not make."""
         return [one for one in self.all if one.kind != "call" or one.arguments is not None]
 
     def take(self, parts: list[Part], broken: Sequence[int] = (), *, is_end: bool = False) -> list[Change]:

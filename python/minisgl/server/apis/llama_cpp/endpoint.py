@@ -52,7 +52,9 @@ async def infill_endpoint(context: ServerContext, body: InfillRequest, request: 
 def _completion(body: LlamaCppSampling, **given: Any) -> CompletionRequest:
     """Convert a llama.cpp body into a completion request. Raises `ApiError`."""
     if body.stream_options is not None:
-        raise bad_value("stream_options", body.stream_options.model_dump(exclude_none=True), "not supported here")
+        raise bad_value(
+            "stream_options", body.stream_options.model_dump(exclude_none=True), "not supported by this route"
+        )
     fields = {"max_tokens": TO_THE_END, **shared_fields(body, ()), **given}
     if fields.get("seed") in RANDOM_SEEDS:
         del fields["seed"]

@@ -474,7 +474,7 @@ async def _turn_of(
 ) -> Turn:
     messages = await context.prompts.run_work(lambda: messages_of(items), request.is_large)
     if not messages and body.instructions is None:
-        raise wrong("input", "must not be empty" if not body.input else "has nothing that the model can be shown")
+        raise wrong("input", "must not be empty" if not body.input else "has no item that the model can be shown")
     names = [*tools.names, *NAMES]
     with renamed(names):
         turn = await _turn(context, body, tools, messages, request, only_counts)

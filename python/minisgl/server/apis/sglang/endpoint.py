@@ -194,7 +194,7 @@ async def _wanted(
         limit, only_prompt = asked_limit("max_tokens", fields.max_tokens, BOUNDS.generate_tokens)
         sampling = fields.to_sampling(limit, context.served.defaults, **generate.logprob_fields())
         if sampling.n != 1 and field == "prompt":
-            raise ParamError("n", sampling.n, "must be 1 here")
+            raise ParamError("n", sampling.n, "must be 1 with prompt")
         sampling, left_out = await context.prompts.with_grammar(sampling, fields.grammar_source(names))
     names |= {"logprobs": "return_logprob", "prompt_logprobs": "return_logprob"}
     prompts, sampling = await context.prompts.encode(
