@@ -50,7 +50,7 @@ def pack(weight: Tensor) -> Tensor | None:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor | None = None) -> Tensor:
-    """Compute x [n, in] -> [n, out]. `packed` replaces `weight`, which then may be empty."""
+    """Compute x W^T + bias, [n, in] -> [n, out]. `packed` replaces `weight`, which then may be empty."""
     rows = x.shape[0]
     if x.device.type == "cpu" and x.dtype is not torch.float32 and (padding := padded_rows(rows) - rows):
         x = F.pad(x, (0, 0, 0, padding))
