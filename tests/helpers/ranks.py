@@ -40,7 +40,7 @@ def on_ranks(size: int, folder: Path, work: Callable[[TorchGroup], T]) -> list[T
             group = TorchGroup(folder / "rendezvous", rank, size, CPU)
             try:
                 results[rank] = work(group)
-                group.least(0)  # nobody leaves early
+                group.all_reduce_min(0)  # nobody leaves early
             finally:
                 group.close()
         except BaseException as error:  # shown below

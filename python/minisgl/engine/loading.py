@@ -74,8 +74,8 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
     layers, dtype = loaded.model.attention, DTYPES[loaded.dtype]
     page_size = page_bytes(layers, config.page_size, dtype)
     with torch.inference_mode():
-        group.least(0)  # a barrier: free memory is known when all ranks have loaded
-        num_pages = group.least(_num_pages(config, page_size, loaded.context_len, group.size, device))
+        group.all_reduce_min(0)  # a barrier: free memory is known when all ranks have loaded
+        num_pages = group.all_reduce_min(_num_pages(config, page_size, loaded.context_len, group.size, device))
         pool = KVPool(layers, num_pages=num_pages, page_size=config.page_size, dtype=dtype, device=device)
     took = time.monotonic() - began
     say(f"loaded {folder.name}: {loaded.architecture}, {loaded.dtype} ({loaded.why}), {took:.1f} s")
