@@ -144,8 +144,7 @@ def _load_transformers(config: EngineConfig, folder: Path, device: torch.device,
 
 
 def _with_untied_head(model_config: ModelConfig, folder: Path, config: EngineConfig, say: Report) -> ModelConfig:
-    """Return the configuration with untied embeddings if the checkpoint has a distinct head although config.json says
-    that it is tied (transformers 5 uses that head, too)."""
+    """Return the configuration with an untied head if the checkpoint has a distinct one, whatever config.json says."""
     if not model_config.tie_word_embeddings or config.load_format == "dummy":
         return model_config
     if not has_other_head(folder, partial(own_name, model_config.architecture)):
@@ -168,8 +167,8 @@ def check_ranks(model_dir: Path, ranks: int, impl: ModelImpl = "auto") -> None:
 
 
 def fitting_ranks(config: EngineConfig, say: Report) -> tuple[int, str]:
-    """Return the largest power of two of CUDA devices that the model can be sharded over, and the reason; 1 without
-    several usable devices. Raises `ConfigError`."""
+    """Return the largest power of two of CUDA devices that the model can be sharded over, and the reason. Raises
+    `ConfigError`."""
     kind, _, first = config.device.partition(":")
     uses_cuda = kind in ("auto", "cuda") and torch.cuda.is_available()
     count = max(0, torch.cuda.device_count() - (int(first) if first.isdecimal() else 0)) if uses_cuda else 0
@@ -217,8 +216,7 @@ def folder_of(config: EngineConfig, say: Report) -> Path:
 
 
 def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, done=0, total=0: None) -> torch.device:
-    """Return the device of a rank: rank 0 has `cuda:K`, the others those after it. Reports why `auto` leaves devices
-    unused. Raises `ConfigError`."""
+    """Return a rank's device, counted from `cuda:K`. Reports why `auto` leaves devices unused. Raises `ConfigError`."""
     kind = config.device.split(":", 1)[0]
     num_devices = torch.cuda.device_count() if kind == "auto" and torch.cuda.is_available() else 0
     if 0 < num_devices < config.num_ranks:

@@ -74,8 +74,7 @@ _WIDE_BYTES = 4 * 2**20
 
 
 class WideProduct:
-    """A product x [n, in] -> [n, out] float32 with a bf16 or float16 table [out, in] on a CPU. It copies the table,
-    which must not change afterwards and may be freed."""
+    """A product x [n, in] -> [n, out] float32 with a copy of a constant bf16 or float16 table [out, in] on a CPU."""
 
     def __init__(self, table: Tensor) -> None:
         self._outputs = table.shape[0]
