@@ -19,7 +19,7 @@ def test_collectives(size: int, dtype: torch.dtype, tmp_path: Path) -> None:
     def work(group: Group) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], int]:
         mine = torch.arange(5).to(dtype) + 10 * group.rank
         reduced, heard = group.all_reduce(mine.clone()), group.broadcast(mine.clone())
-        return reduced, heard, group.gather(mine), group.least(7 - group.rank)
+        return reduced, heard, group.gather(mine), group.all_reduce_min(7 - group.rank)
 
     for rank, (reduced, heard, gathered, least) in enumerate(on_ranks(size, tmp_path, work)):
         assert reduced.tolist() == [size * i + 10 * sum(range(size)) for i in range(5)]
@@ -69,7 +69,7 @@ def test_rank_gets_an_error_after_its_peer_exits(tmp_path: Path) -> None:
 def test_group_of_one_needs_no_peer() -> None:
     mine = torch.arange(3)
     assert ALONE.all_reduce(mine) is mine and ALONE.broadcast(mine) is mine
-    assert ALONE.gather(mine)[0] is mine and ALONE.least(4) == 4
+    assert ALONE.gather(mine)[0] is mine and ALONE.all_reduce_min(4) == 4
 
 
 @pytest.mark.parametrize("size", [1, 4, 7, 12, 131])

@@ -66,7 +66,7 @@ def test_collectives_stay_on_the_callers_stream(pretended: Pretended, tmp_path: 
     mine = torch.arange(3)
     assert group.all_reduce(mine) is mine and group.broadcast(mine) is mine
     assert torch.equal(group.gather(mine)[0], mine)
-    assert group.least(4) == 4
+    assert group.all_reduce_min(4) == 4
     assert not any(asynchronous for _, asynchronous in pretended.calls)
     group.close()
 
@@ -75,7 +75,7 @@ def test_results_after_an_abort_are_refused(pretended: Pretended, tmp_path: Path
     group = TorchGroup(tmp_path / "rendezvous", 0, 2, CUDA)
     group.abort()
     assert pretended.aborted.wait(WAIT_S)
-    for use in (lambda: group.all_reduce(torch.zeros(1)), lambda: group.least(3)):
+    for use in (lambda: group.all_reduce(torch.zeros(1)), lambda: group.all_reduce_min(3)):
         with pytest.raises(GroupError, match="rank 0 of 2: a peer has exited"):
             use()
     group.close()
@@ -88,7 +88,7 @@ def test_an_abort_during_a_wait_is_no_result(
     group = TorchGroup(tmp_path / "rendezvous", 0, 2, CUDA)
     monkeypatch.setattr(pretended, "allreduce", lambda *args: group.abort())
     with pytest.raises(GroupError, match="a peer has exited"):
-        group.least(3)
+        group.all_reduce_min(3)
     group.close()
 
 

@@ -70,7 +70,7 @@ def test_collectives_of_one_rank(dtype: torch.dtype, alone: TorchGroup) -> None:
     assert alone.all_reduce(mine.clone()).tolist() == [0, 1, 2, 3, 4]
     assert alone.broadcast(mine.clone()).tolist() == [0, 1, 2, 3, 4]
     assert [part.tolist() for part in alone.gather(mine)] == [[0, 1, 2, 3, 4]]
-    assert alone.least(-(2**40)) == -(2**40)
+    assert alone.all_reduce_min(-(2**40)) == -(2**40)
 
 
 @only_on_a_gpu("gloo waits")

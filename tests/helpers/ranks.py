@@ -39,7 +39,7 @@ def on_ranks(size: int, folder: Path, work: Callable[[TorchGroup], T]) -> list[T
             group = TorchGroup(folder / "rendezvous", rank, size, CPU)
             try:
                 results[rank] = work(group)
-                group.least(0)  # a barrier: no rank leaves early
+                group.all_reduce_min(0)  # a barrier: no rank leaves early
             finally:
                 group.close()
         except BaseException as error:  # shown below

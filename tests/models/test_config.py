@@ -236,7 +236,7 @@ def test_expert_fields_are_parsed() -> None:
         ({**GEMMA3, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar: 0: must be more than 0"),
         ({**GEMMA3, "sliding_window": None}, "sliding_window: missing"),
         ({**GEMMA3, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type: 'yarn' is not supported with"),
-        ({**GRANITE_HYBRID, "mamba_d_head": 15}, "mamba_d_head: 15: 8 heads do not have 128 numbers"),
+        ({**GRANITE_HYBRID, "mamba_d_head": 15}, "mamba_d_head: 15: 8 heads do not have 128 values"),
         ({**GRANITE_HYBRID, "mamba_n_groups": 3}, "mamba_n_groups: 3: does not divide 8 heads"),
         ({**GRANITE_HYBRID, "mamba_d_conv": 0}, "mamba_d_conv: 0: must be at least 1"),
         ({**GRANITE_HYBRID, "layer_types": ["mamba"]}, "layer_types: must be one of linear_attention, mamba,"),

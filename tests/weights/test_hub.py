@@ -204,7 +204,7 @@ def test_segments_side_by_side(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -
 def test_interrupted_download_resumes(hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where another version is in the cache: that is not what was asked for."""
     hub.cuts.extend([1_000_000, *[0] * client.TRIES])
-    with pytest.raises(ConfigError, match=r"broke 5 times .* 1.0 of 3.0 MB are kept, and the same command goes on"):
+    with pytest.raises(ConfigError, match=r"broke 5 times .* 1.0 of 3.0 MB are kept, and the same command continues"):
         find_model(REPO, quiet)
     hub.cuts.clear()
     hub.asked.clear()
@@ -278,7 +278,7 @@ def test_cached_model_is_used_without_a_hub(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1") if offline else monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     said: list[str] = []
     assert find_model(name, lambda text, done=0, total=0: said.append(text)) == found
-    assert not hub.asked and "in the cache" in said[-1]
+    assert not hub.asked and "using the cached" in said[-1]
     next(
         one for one in (found if found.is_dir() else found.parent).iterdir() if "0002" in one.name or one == found
     ).unlink()

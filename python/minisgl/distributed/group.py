@@ -33,7 +33,7 @@ class Group(Protocol):
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks by rank on rank 0, an empty list on the others."""
 
-    def least(self, value: int) -> int:
+    def all_reduce_min(self, value: int) -> int:
         """Return the minimum of the ranks' values, on every rank. Blocks until all ranks have called it."""
 
     def abort(self) -> None:
@@ -59,7 +59,7 @@ class _Alone:
     def gather(self, tensor: Tensor) -> list[Tensor]:
         return [tensor]
 
-    def least(self, value: int) -> int:
+    def all_reduce_min(self, value: int) -> int:
         return value
 
     def abort(self) -> None:

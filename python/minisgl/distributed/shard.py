@@ -39,8 +39,7 @@ class ShardRange:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a checkpoint's tensor that a parameter holds: ranges of its dimension `dim`, concatenated. There are
-    several if the tensor itself is a concatenation."""
+    """The part of a checkpoint's (possibly concatenated) tensor that a parameter holds: ranges of dimension `dim`."""
 
     dim: int
     parts: tuple[ShardRange, ...]

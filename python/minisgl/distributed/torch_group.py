@@ -42,14 +42,14 @@ class TorchGroup:
             raise GroupError(f"rank {rank} of {size} could not join its group: {error}") from error
         self._sum = _on_this_stream(dist.AllreduceOptions())
         self._sum.reduceOp = dist.ReduceOp.SUM
-        self._least = _on_this_stream(dist.AllreduceOptions())
-        self._least.reduceOp = dist.ReduceOp.MIN
+        self._min = _on_this_stream(dist.AllreduceOptions())
+        self._min.reduceOp = dist.ReduceOp.MIN
         self._from_zero = _on_this_stream(dist.BroadcastOptions())
         self._from_zero.rootRank = 0
         self._from_zero.rootTensor = 0
         self._to_zero = _on_this_stream(dist.GatherOptions())
         self._to_zero.rootRank = 0
-        self.least(0)  # a barrier: to ranks that still connect, a rank that left now would look crashed
+        self.all_reduce_min(0)  # a barrier: to ranks that still connect, a rank that left now would look crashed
         if device.type == "cuda":  # a thread of NCCL's group continues to read the file, and `close` waits for it
             store.set_timeout(STORE_TIMEOUT)
 
@@ -74,9 +74,9 @@ class TorchGroup:
         self._run("gather", [tensors] if tensors else [], [tensor], self._to_zero)
         return tensors
 
-    def least(self, value: int) -> int:
+    def all_reduce_min(self, value: int) -> int:
         tensor = torch.tensor([value], device=self._device)
-        self._run("allreduce", [tensor], self._least)
+        self._run("allreduce", [tensor], self._min)
         minimum = int(tensor.item())
         self._check()  # an aborted collective returns any value
         return minimum

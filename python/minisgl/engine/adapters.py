@@ -31,8 +31,7 @@ class Adapts(Protocol):
 
 
 def find_adapter(folder: str, model: ModelConfig) -> Adapter:
-    """Read the adapter in `folder`, by the model's own layer names. Raises `ConfigError` if it does not fit the
-    model."""
+    """Read the adapter in `folder`, by the model's own layer names. Raises `ConfigError` if it does not fit."""
     adapter = load_adapter(Path(folder))
     layers, pairs = adaptable_sizes(model), dict[str, Pair]()
     for stored, pair in adapter.pairs.items():

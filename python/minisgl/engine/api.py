@@ -146,8 +146,7 @@ class StepLogprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptLogprobs:
-    """Log probabilities of the prompt tokens from position `first` on, for a request with `prompt_logprobs`. Chunks
-    arrive in order; after a retraction they are sent again."""
+    """Log probabilities of prompt tokens from position `first` on. Chunks arrive in order, again after a retraction."""
 
     req_id: int
     first: int
@@ -158,8 +157,8 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """The embedding of a prompt, returned in the step of its last token: the hidden states after the final norm, pooled
-    over the whole prompt in float32, not normalized."""
+    """The embedding of a prompt, with its last token's step: normed final hidden states, pooled in float32,
+    unnormalized."""
 
     req_id: int
     numbers: Float32Array  # [hidden size]
@@ -180,8 +179,7 @@ NOT_FINITE_TEXT = "the model's output for it is not finite (overflow? try --dtyp
 
 
 class EngineStepError(RuntimeError):
-    """Error for a step whose forward failed on a device that is still usable: the next launch may succeed. Any other
-    exception of `wait` means that the engine is dead."""
+    """Error for a failed step after which the next may succeed. Any other exception of `wait` means a dead engine."""
 
 
 class StepHandle(Protocol):

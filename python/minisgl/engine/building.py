@@ -185,8 +185,8 @@ def open_device(device: torch.device, *, nvtx: bool = False) -> tuple[Device, Ca
 def check_agreement(group: Group, what: str) -> None:
     """Raise `ConfigError` on every rank unless all have the same `what`; else different programs would deadlock."""
     checksum = zlib.crc32(what.encode())
-    least, most = group.least(checksum), -group.least(-checksum)
-    if least != most:
+    smallest, largest = group.all_reduce_min(checksum), -group.all_reduce_min(-checksum)
+    if smallest != largest:
         raise ConfigError(
             f"--tp {group.size}: rank {group.rank} has {what}, another rank does not: use identical devices"
         )

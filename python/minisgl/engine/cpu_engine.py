@@ -107,8 +107,7 @@ class CpuEngine:
         return self._thread.submit(lambda: self._run(plan, entry, assigned))
 
     def read_adapter(self, folder: str) -> tuple[_rust.CpuAdapter, bytes]:
-        """Read an adapter, and compute the digest of the weights that were read, whatever happens to the files
-        later."""
+        """Read an adapter, and compute the digest of the weights as read, whatever happens to the files later."""
         pairs, places = [], adapter_layers(self._model)
         for name, (a, b) in find_adapter(folder, self._model).read().items():
             layer, part = places[name]

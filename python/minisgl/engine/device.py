@@ -104,8 +104,7 @@ class _CudaStream:
 
 
 class CudaDevice:
-    """A CUDA device with three streams: copies in, forward and copies out overlap. With `nvtx`, an NVTX range with the
-    job's name covers the queueing of each job."""
+    """A CUDA device with streams for copies in, forwards and copies out. `nvtx`: queued jobs are named NVTX ranges."""
 
     survives_errors = False
 
@@ -258,8 +257,7 @@ def _assigned(assignment: SlotAssignment) -> Int32Array:
 class StagingBuffer:
     """Host and device buffers for the inputs and outputs of one step; steps alternate between `NUM_BUFFERS` of them.
 
-    A buffer is free again when the step that used it last has ended, which is after all its copies and reads: the
-    engine waits for that before it copies the next step in.
+    A buffer is free when its last step has ended, with all copies and reads; the engine waits for that before reuse.
     """
 
     def __init__(self, device: Device, torch_device: torch.device, num_values: int, max_rows: int) -> None:
@@ -300,8 +298,7 @@ class DeviceMasks:
         self._buffers: list[tuple[Tensor, Tensor] | None] = [None] * num_buffers
 
     def copy_in(self, turn: int, masks: TokenMasks) -> Mask:
-        """Queue the copy of `masks` to buffer `turn`; the forward stream waits for it. Returns a function that applies
-        the masks to logits, to be called in the forward stream."""
+        """Queue the copy of `masks` to buffer `turn`. Returns a function for the forward stream that applies them."""
         buffers = self._buffers[turn]
         if buffers is None:
             # not zeroed: that would run in torch's own stream, which no copy waits for, and overwrite the first masks
@@ -366,8 +363,7 @@ class DeviceSampler:
         )
 
     def sample(self, logits: Tensor, slots: Tensor, position: Tensor, needs: Needs) -> Tensor:
-        """Sample a token for each row of logits [n, vocab]. `slots` [n] int64 are the request slots, `position` [n]
-        int64 the positions. Returns ids [n] int64."""
+        """Sample ids [n] int64 from logits [n, vocab] of request `slots` [n] int64 at `position` [n] int64."""
         greedy = logits.max(-1).indices
         if not needs.sampled:
             return greedy

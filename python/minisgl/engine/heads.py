@@ -31,8 +31,7 @@ _ACTIVATIONS: dict[str, list[Step]] = {
 
 
 class Heads(NamedTuple):
-    """The heads of a model. `embedding` are the steps after pooling; `score` is the pooling kind and the steps of the
-    scoring head, or None if the model gives no scores."""
+    """The heads of a model: steps after pooling, and pooling kind and steps of the scoring head (None: no scores)."""
 
     embedding: list[Step]
     score: tuple[str, list[Step]] | None
@@ -54,8 +53,7 @@ class _Tensors:
         return ("linear", self.data(f"{name}.weight"), self.data(f"{name}.bias", missing=b""), 0.0)
 
     def data(self, name: str, missing: bytes | None = None) -> bytes:
-        """Return the tensor as little-endian float32 bytes, else `missing`. Raises `ConfigError` if both are
-        missing."""
+        """Return the tensor as little-endian float32 bytes, else `missing`. Raises `ConfigError` without either."""
         if (tensor := self._known.get(name)) is None:
             if missing is None:
                 raise ConfigError(f"{self._folder.name}: no tensor {name}: its head is incomplete")

@@ -126,8 +126,7 @@ class LaunchedStep:
         self.computed = self.end = queued
 
     def resolve(self) -> None:
-        """Wait for the step's end, after the previous step, and store its result or error: frees the buffer.
-        Idempotent."""
+        """Wait for the step's end, after the previous step, and store its result or error. Idempotent."""
         if self._before is not None:
             self._before.resolve()
         if self.is_resolved:

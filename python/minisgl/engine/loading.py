@@ -74,8 +74,8 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
     layers, dtype = loaded.model.attention, DTYPES[loaded.dtype]
     page_size = page_bytes(layers, config.page_size, dtype)
     with torch.inference_mode():
-        group.least(0)  # a barrier: free memory is known when all ranks have loaded
-        num_pages = group.least(_num_pages(config, page_size, loaded.context_len, group.size, device))
+        group.all_reduce_min(0)  # a barrier: free memory is known when all ranks have loaded
+        num_pages = group.all_reduce_min(_num_pages(config, page_size, loaded.context_len, group.size, device))
         pool = KVPool(layers, num_pages=num_pages, page_size=config.page_size, dtype=dtype, device=device)
     took = time.monotonic() - began
     say(f"loaded {folder.name}: {loaded.architecture}, {loaded.dtype} ({loaded.why}), {took:.1f} s")
@@ -144,8 +144,7 @@ def _load_transformers(config: EngineConfig, folder: Path, device: torch.device,
 
 
 def _with_untied_head(model_config: ModelConfig, folder: Path, config: EngineConfig, say: Report) -> ModelConfig:
-    """Return the configuration with untied embeddings if the checkpoint has a distinct head although config.json says
-    that it is tied (transformers 5 uses that head, too)."""
+    """Return the configuration with an untied head if the checkpoint has a distinct one, whatever config.json says."""
     if not model_config.tie_word_embeddings or config.load_format == "dummy":
         return model_config
     if not has_other_head(folder, partial(own_name, model_config.architecture)):
@@ -168,8 +167,8 @@ def check_ranks(model_dir: Path, ranks: int, impl: ModelImpl = "auto") -> None:
 
 
 def fitting_ranks(config: EngineConfig, say: Report) -> tuple[int, str]:
-    """Return the largest power of two of CUDA devices that the model can be sharded over, and the reason; 1 without
-    several usable devices. Raises `ConfigError`."""
+    """Return the largest power of two of CUDA devices that the model can be sharded over, and the reason. Raises
+    `ConfigError`."""
     kind, _, first = config.device.partition(":")
     uses_cuda = kind in ("auto", "cuda") and torch.cuda.is_available()
     count = max(0, torch.cuda.device_count() - (int(first) if first.isdecimal() else 0)) if uses_cuda else 0
@@ -217,8 +216,7 @@ def folder_of(config: EngineConfig, say: Report) -> Path:
 
 
 def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, done=0, total=0: None) -> torch.device:
-    """Return the device of a rank: rank 0 has `cuda:K`, the others those after it. Reports why `auto` leaves devices
-    unused. Raises `ConfigError`."""
+    """Return a rank's device, counted from `cuda:K`. Reports why `auto` leaves devices unused. Raises `ConfigError`."""
     kind = config.device.split(":", 1)[0]
     num_devices = torch.cuda.device_count() if kind == "auto" and torch.cuda.is_available() else 0
     if 0 < num_devices < config.num_ranks:

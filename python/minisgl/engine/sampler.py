@@ -56,8 +56,7 @@ def inverse_cdf(probabilities: Tensor, uniform: Tensor) -> Tensor:
 
 
 def uniforms(seed: Tensor, position: Tensor) -> Tensor:
-    """Return uniform random values, [n] float64 in [0, 1), from `seed` and `position`, [n] int64 each: the finalizer of
-    splitmix64 (Steele, Lea, Flood 2014), twice."""
+    """Return random values, [n] float64 in [0, 1), by splitmix64 of `seed` and `position`, [n] int64 each."""
     bits = _finalize(_finalize(seed) ^ (position * _GOLDEN))
     return _shift(bits, 11).double() * 2.0**-53
 

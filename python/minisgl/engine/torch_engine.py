@@ -269,8 +269,7 @@ class TorchEngine:
                 self._prompt_slots.add(assignment.slot)
 
     def _graph_for(self, plan: StepPlan, entry: RingEntry) -> Graph | None:
-        """Return the graph that runs a step, or None if it runs eagerly. A graph gives no hidden states, which log
-        probabilities and embeddings of prompts need."""
+        """Return the graph that runs a step; None to run eagerly, as for prompts that need hidden states."""
         if plan.num_tokens != plan.num_rows:
             return None
         if self._prompt_slots and not self._prompt_slots.isdisjoint(entry.req_slots[: plan.num_rows].tolist()):

@@ -1,7 +1,6 @@
 """Loading of a model with transformers' own layers and this package's attention.
 
-Invariants: a checkpoint that does not fill the model exactly is an error with the tensor names; nothing is downloaded
-or printed.
+Invariants: a checkpoint that does not fill the model exactly is an error with the tensor names; nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from minisgl.layers.products import linear, pack
 
 
 class Linear:
-    """A linear layer y = x W^T + b with W [sum(out_sizes), in_size]. `parts` maps the checkpoint's names, in order, to
-    the outputs that this rank holds; an integer means all."""
+    """A linear layer with W [sum(out_sizes), in_size]. `parts`: the outputs held here by checkpoint name, or their
+    count."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ def pack(weight: Tensor) -> Tensor | None:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor | None = None) -> Tensor:
-    """Compute x [n, in] -> [n, out]. `packed` replaces `weight`, which then may be empty."""
+    """Compute x W^T + bias, [n, in] -> [n, out]. `packed` replaces `weight`, which then may be empty."""
     rows = x.shape[0]
     if x.device.type == "cpu" and x.dtype is not torch.float32 and (padding := padded_rows(rows) - rows):
         x = F.pad(x, (0, 0, 0, padding))
@@ -74,8 +74,7 @@ _WIDE_BYTES = 4 * 2**20
 
 
 class WideProduct:
-    """A product x [n, in] -> [n, out] float32 with a bf16 or float16 table [out, in] on a CPU. It copies the table,
-    which must not change afterwards and may be freed."""
+    """A product x [n, in] -> [n, out] float32 with a copy of a constant bf16 or float16 table [out, in] on a CPU."""
 
     def __init__(self, table: Tensor) -> None:
         self._outputs = table.shape[0]

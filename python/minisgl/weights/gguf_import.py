@@ -47,8 +47,7 @@ _CHUNK = 1 << 22  # bytes that are decoded at once
 
 
 def import_gguf(file: Path, say: Report, *, own_tokenizer: bool = True) -> Path:
-    """Return the folder with the weights of a GGUF file, created now if it is not cached; without `own_tokenizer` it
-    has no tokenizer. Raises `ConfigError`."""
+    """Return the (cached) folder with a GGUF file's weights, and tokenizer if `own_tokenizer`. Raises `ConfigError`."""
     try:
         name = f"{_digest(_rust.gguf_parts(file))[:32]}-{FORMAT}{'' if own_tokenizer else BARE}"
     except ValueError as error:

@@ -57,8 +57,7 @@ class RepoCache:
         return sorted(folders, key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
 
     def find(self, wanted: HubRequest, commit: str | None = None, *, weights: bool = True) -> Path | None:
-        """Return the cached GGUF file or folder of `wanted` if it is complete, else None: of `commit`, or of the
-        revision; if none is named, of any snapshot."""
+        """Return the complete cached file or folder of `wanted`, at `commit`, its revision, or any; else None."""
         named = commit or self.commit(wanted.revision) or wanted.revision
         folders = [] if named is None else [self.folder / "snapshots" / named]
         if commit is None and wanted.revision is None:

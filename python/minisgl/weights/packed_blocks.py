@@ -103,7 +103,7 @@ def _put(body: BinaryIO, data: bytes) -> int:
 
 
 def _head(out: BinaryIO, entries: Sequence[_BlockTensor]) -> None:
-    """Write a GGUF header: magic, version 3, counts, one setting; of tensors name, shape (innermost first), type,
+    """Write a GGUF header: magic, version 3, counts, a setting; tensors by name, shape (innermost first), type,
     offset."""
 
     def text(value: str) -> bytes:

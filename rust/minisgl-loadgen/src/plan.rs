@@ -63,7 +63,7 @@ impl Target {
             _ => (authority, ""),
         };
         if host.is_empty() {
-            return Err(wrong("without a host"));
+            return Err(wrong("has no host"));
         }
         let port: u16 = if port.is_empty() { "80" } else { port }
             .parse()
@@ -122,10 +122,10 @@ impl Plan {
     pub fn check(&self) -> Result<(), String> {
         let fail = |what: &str| Err(what.to_owned());
         if self.bodies.is_empty() {
-            return fail("bodies: none");
+            return fail("bodies: must not be empty");
         }
         if self.chains.contains(&0) {
-            return fail("chains: one has no request");
+            return fail("chains: each must have at least 1 request");
         }
         if self.threads == 0 {
             return fail("threads: must be at least 1");
@@ -193,7 +193,7 @@ mod tests {
         for (url, method, header, error) in [
             ("127.0.0.1", "POST", ("a", ""), "url: 127.0.0.1: not a URL"),
             ("https://127.0.0.1", "POST", ("a", ""), "must begin with http://"),
-            ("http:///path", "POST", ("a", ""), "without a host"),
+            ("http:///path", "POST", ("a", ""), "has no host"),
             ("http://127.0.0.1:99999/", "POST", ("a", ""), "not a URL"),
             ("http://127.0.0.1/a b", "POST", ("a", ""), "not a URL"),
             ("http://127.0.0.1/\r\nx", "POST", ("a", ""), "not a URL"),

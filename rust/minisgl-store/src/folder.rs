@@ -283,7 +283,7 @@ impl Folder {
 
     fn damaged(&self, path: &Path, bytes: usize) -> io::Error {
         self.remove(path, (HEADER + bytes) as u64);
-        io::Error::new(ErrorKind::InvalidData, "a damaged page")
+        io::Error::new(ErrorKind::InvalidData, "the stored page is damaged")
     }
 
     fn remove(&self, path: &Path, bytes: u64) {

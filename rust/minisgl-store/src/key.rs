@@ -12,7 +12,7 @@ use std::thread::{self, available_parallelism};
 
 use blake3::Hasher;
 
-/// Key of a page or state.
+/// BLAKE3 hash that is the key of a page or state.
 pub type Key = [u8; 32];
 
 /// Returns the root key, before the first page of a sequence. `identity` describes the model and how it computes.

@@ -370,7 +370,10 @@ impl Store {
     fn put_one(&self, kind: Kind, key: Option<&Key>, data: &[u8]) -> io::Result<()> {
         match key {
             Some(key) if data.len() == self.bytes_of(kind) => self.shared.folder.write(kind, key, data),
-            _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "a page of another kind")),
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the page does not fit this store",
+            )),
         }
     }
 

@@ -132,7 +132,7 @@ def test_profile_from_own_file_is_loaded(tmp_path: Path) -> None:
         ("context_len: 1", "context_len"),
         (json.dumps({"roofline": {**ROOFLINE, "flops": 0}}), "roofline.flops"),
         (json.dumps({"roofline": {**ROOFLINE, "memory_ratio": 1.5}}), "memory_ratio"),
-        (json.dumps({"roofline": {**ROOFLINE, "memory": 1000}}), "no room"),
+        (json.dumps({"roofline": {**ROOFLINE, "memory": 1000}}), "no memory"),
         (json.dumps({"roofline": {**ROOFLINE, "model": {**MODEL, "layers": 0, "tied": True}}}), "model.layers"),
         ("table: {rows: [2, 1], prefill_tokens: [0], kv_len: [1], ms: [[[4]], [[5]]]}", "table.rows"),
         ("table: {rows: [1, 2], prefill_tokens: [0], kv_len: [1], ms: [[[4]]]}", "table.ms"),

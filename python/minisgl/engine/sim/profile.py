@@ -95,8 +95,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def layer_weights(self) -> int:
-        """The number of weights of all layers: query, key, value and output projections, and the three matrices of the
-        gated MLP. Norms (below 0.01 %) are left out."""
+        """The number of weights of all layers: four attention projections and a gated MLP's three matrices, without
+        norms."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
