@@ -141,7 +141,7 @@ def _half_factors(writer: GGUFWriter) -> None:
         (_saying("llama.rope.dimension_count", 8), "rope.dimension_count: 8 is not imported: only the 16 of a head"),
         (_other_factors, "rope_freqs.weight: these factors are not those of Llama 3.1"),
         (_half_factors, "tensor rope_freqs.weight: .* in F16 is not imported"),
-        (_saying("split.count", 3), r"part 0 \(from 0\) of 3: its name has to end in -00001-of-00003.gguf"),
+        (_saying("split.count", 3), r"part 0 \(from 0\) of 3: its name must end in -00001-of-00003.gguf"),
     ],
 )
 def test_unsupported_input_is_refused_by_name(edit: Any, message: str, tmp_path: Path, cache: Path) -> None:
