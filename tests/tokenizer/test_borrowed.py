@@ -92,7 +92,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> 
     model, rows = tmp_path / "model", len(TOKENS)
     model.mkdir()
     large = words(tmp_path / "large", last=rows)
-    with pytest.raises(ConfigError, match=rf"it has {rows + 1} ids, but the model has embeddings of {rows}"):
+    with pytest.raises(ConfigError, match=rf"the tokenizer has {rows + 1} ids, the model only {rows} embeddings"):
         text_folder(EngineConfig(tokenizer=str(large)), model, rows, quiet)
     marked = words(tmp_path / "marked", last=rows, special=True)  # Gemma's has such an id, of images
     assert Tokenizer.load(text_folder(EngineConfig(tokenizer=str(marked)), model, rows, quiet)).num_ids == rows + 1
