@@ -140,7 +140,7 @@ class StoppedWith(Stopped):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The figures of one part, by scheduler and pair."""
+    """One part of the A/B benchmark: for each scheduler, the figures of its runs, one run a pair."""
 
     title: str
     runs: Mapping[str, Sequence[Figures]]

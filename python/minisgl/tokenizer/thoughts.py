@@ -28,7 +28,7 @@ _SWITCHES = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Reasoning texts of a test session, out of `of`, that a template shows in the next turn."""
+    """Counts of a trial: of the `of` reasoning texts in a session, how many the chat template shows in the next turn."""
 
     shown: int
     most: int
