@@ -86,8 +86,7 @@ class Model:
         return use[key] if key < len(use) else (0, 0)
 
     def tenant(self, need: int, *, is_in_use: bool = False) -> Tenant:
-        """Return what `room.py` must know to decide which models stay in memory. `need`: bytes that the model takes.
-        Requests of batches alone do not make it busy."""
+        """Return what `room.py` needs to decide which models stay. Batches alone do not make a model busy."""
         busy = self.state != "loaded" or bool(self.use.num_serving) or is_in_use
         return Tenant(self.name, need, self.use.last, self.entry.pin, busy)
 
