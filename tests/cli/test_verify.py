@@ -217,9 +217,9 @@ def test_where_an_answer_first_differs(
 @pytest.mark.parametrize(
     ("found", "prompt", "why"),
     [
-        ({}, "a", "no receipt there"),
+        ({}, "a", "has no receipt"),
         ({"receipt": 1}, "a", "missing required field"),
-        ({"choices": []}, "a", "no receipt there"),
+        ({"choices": []}, "a", "has no receipt"),
     ],
 )
 def test_invalid_receipt_is_rejected(

@@ -111,7 +111,7 @@ def test_cache_activity_is_reported(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--warm-prefix", "abc"), "--warm-prefix: tokens: 3: at least 4"),
+        (("--warm-prefix", "abc"), "--warm-prefix: tokens: 3: must be at least 4"),
         (("--warm-prefix", SYSTEM, "--warm-prefix", "x" * 150), "--warm-prefix, number 2 of 2: pin: "),
         (("--warm-prefix", "x" * 500), "tokens: at most 159 fit"),
         (("--warm-prefix", SYSTEM, "--max-pinned-ratio", "0"), "--max-pinned-ratio"),

@@ -87,7 +87,7 @@ def test_a_message_that_gets_no_answer_is_an_exit_code(server: ServerProcess) ->
     ("flags", "said"),
     [
         (("--model", "other"), "--model other: the server has smollm2"),
-        (("--engine", "echo"), "--engine: belongs to a server"),
+        (("--engine", "echo"), "--engine: is a flag of a server"),
         (("--temperature", "hot"), "must be a number"),
     ],
 )

@@ -47,7 +47,7 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
 def test_too_many_log_probabilities_return_400(http: httpx.Client, path: str, body: dict[str, Any], field: str) -> None:
     answer = http.post(path, json={"max_tokens": 200, "n": 128, **body})
     error = check_error(answer, 400)
-    assert error["param"] == field and "at most 262144 in one request" in error["message"]
+    assert error["param"] == field and "at most 262144 are allowed in one request" in error["message"]
 
 
 def test_default_max_tokens_is_lowered_to_the_limit_of_log_probabilities(http: httpx.Client) -> None:

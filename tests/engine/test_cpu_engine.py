@@ -204,7 +204,7 @@ def test_states_are_wiped_with_the_pages(tmp_path: Path) -> None:
 def test_steps_with_states_for_a_model_without_are_refused(driver: Driver) -> None:
     driver.bind(0, [5])
     driver._has_states = True
-    with pytest.raises(RuntimeError, match="no layer keeps a state"):
+    with pytest.raises(RuntimeError, match="no recurrent layers"):
         driver.step({0: [5]})
 
 
@@ -226,7 +226,7 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
         (4, [10**6], "seq_lens"),
         (5, [2], "extend_lens"),
         (6, [1], "sample_rows"),
-        (7, [0, 0, 9999], "page table"),
+        (7, [0, 0, 9999], "page_table_updates"),
     ],
 )
 def test_a_step_that_points_out_of_bounds_is_refused(driver: Driver, index: int, values: list[int], named: str) -> None:

@@ -46,7 +46,7 @@ def test_a_grammar_error_is_one_line(grammar: str, capfd: pytest.CaptureFixture[
 def test_a_model_without_an_end_has_no_grammars() -> None:
     made = compiler(eos_ids=())
     made.submit(1, A)
-    assert "end of sequence" in made.take()[0].error
+    assert "end-of-sequence" in made.take()[0].error
 
 
 def test_a_folder_without_a_tokenizer_is_an_answer(tmp_path: object) -> None:

@@ -107,7 +107,7 @@ def test_an_invalid_pool_configuration_is_an_error() -> None:
         good = {"listen": f"{folder}/pool", "engines": ["e"], "router": {"policy": "random"}, "step_timeout": 1.0}
         good |= EVERY_POOL
         for change, reason in [
-            ({"engines": []}, "engines: there must be one"),
+            ({"engines": []}, "engines: must name at least one"),
             ({"router": {"policy": "best"}}, "unknown variant"),
             ({"router": {"page_size": 0}}, "page_size"),
             ({"more": 1}, "unknown field"),

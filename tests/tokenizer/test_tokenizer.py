@@ -139,7 +139,7 @@ def test_the_template_file_of_older_processors_lies_between(tmp_path: Path) -> N
 
 def test_a_template_file_without_a_template_is_named(tmp_path: Path) -> None:
     write_model(tmp_path, tokenizer_config__json={"chat_template": "config"}, chat_template__json={"template": "x"})
-    with pytest.raises(TokenizerError, match=r"chat_template\.json: has no text"):
+    with pytest.raises(TokenizerError, match=r"chat_template\.json: chat_template must be"):
         Tokenizer.load(tmp_path)
 
 

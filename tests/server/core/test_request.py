@@ -291,7 +291,7 @@ def test_values_are_counted_outside_of_texts(data: Any, stretch: int, indent: in
         patch.setattr(server_request, "BOUNDS", shape_bounds(values, containers))
         check_shape(body, 0)
         patch.setattr(server_request, "BOUNDS", shape_bounds(values - 1, containers))
-        with pytest.raises(ApiError, match="values up to here"):
+        with pytest.raises(ApiError, match="values in the body so far"):
             check_shape(body, 0)
         patch.setattr(server_request, "BOUNDS", shape_bounds(values, containers - 1))
         with pytest.raises(ApiError, match="lists, objects and fields"):
