@@ -113,7 +113,7 @@ def test_candidates_that_share_what_is_cached_end_the_plan() -> None:
         (lambda: RadixCacheManager(4, num_checkpoints=2**60), "num_checkpoints: must be at most"),
         (lambda: RadixCacheManager(4).take(-1), "num_pages: -1: out of range"),
         (lambda: hotpath.make_positions([0], [-1]), "extend_lens: row 0: -1: at least 0"),
-        (lambda: hotpath.make_metadata_buffers([2**31 - 2] * 2, [1, 1], [1, 2]), "starts: row 1: the number of pages of all"),
+        (lambda: hotpath.make_metadata_buffers([2**31 - 2] * 2, [1, 1], [1, 2]), "starts: row 1: the number of pages"),
         (lambda: hotpath.prefill_admission_plan([], budget=1, available=1, page_size=2**32), "page_size: 4294967296"),
         (lambda: hotpath.prefill_admission_plan([(1, 2)], budget=1, available=1), "candidates: 0: "),  # type: ignore[list-item]
         (lambda: hotpath.make_positions([1], [1, 2]), "extend_lens: 2 numbers, not 1"),

@@ -28,7 +28,7 @@ _SWITCHES = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Counts of a trial: of the `of` reasoning texts in a session, how many the chat template shows in the next turn."""
+    """Counts of a trial: how many of the `of` reasoning texts in a session the template shows in the next turn."""
 
     shown: int
     most: int
