@@ -114,7 +114,7 @@ def test_the_folder_follows_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"tokenizer": " "}, "--tokenizer: is empty"), ({"tokenizer": "a", "engine": "echo"}, "not with --engine echo")],
+    [({"tokenizer": " "}, "--tokenizer: is empty"), ({"tokenizer": "a", "engine": "echo"}, "used with --engine echo")],
 )
 def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

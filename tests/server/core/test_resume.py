@@ -275,7 +275,7 @@ def test_stream_without_header_has_no_marks(http: httpx.Client) -> None:
 
 
 def test_resumable_excludes_the_gateway() -> None:
-    with pytest.raises(ConfigError, match="--resumable: not with --frontend rust"):
+    with pytest.raises(ConfigError, match="--resumable: cannot be used with --frontend rust"):
         msgspec.structs.replace(CONFIG, resumable=True, frontend="rust").check()
 
 
