@@ -80,7 +80,7 @@ WRONG: dict[tuple[str, ...], str] = {
     ("replay", "bytes"): "bytes",
     ("pull",): "MODEL",
     ("pull", "justaname"): "justaname: no such folder, and not a hub id",
-    ("pull", "https://example.org/a/b"): "https://example.org/a/b: not an address of a hub",
+    ("pull", "https://example.org/a/b"): "https://example.org/a/b: must be an address of a hub",
     ("pull", "a/b", "--model-source", "nosuch"): "--model-source",
     ("pull", "a/b:Q4_0"): "--model a/b:Q4_0: Hugging Face cannot be reached",
     ("list", "a/b"): "a/b",

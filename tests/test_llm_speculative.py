@@ -62,5 +62,5 @@ def test_speculation_needs_more_rows_than_drafts() -> None:
 
 
 def test_a_draft_model_needs_a_model() -> None:
-    with pytest.raises(ConfigError, match="speculative=model:a:3: not with --engine echo: it has no model"):
+    with pytest.raises(ConfigError, match="speculative=model:a:3: --engine echo has no model"):
         LLM("none", engine="echo", speculative="model:a:3")

@@ -197,7 +197,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--device {self.device}: {problem}")
         if (self.num_pages or 0) * self.page_size > _MOST_TOKENS:
             raise ConfigError(
-                f"--num-pages {self.num_pages}: of {self.page_size} tokens each: is more than any memory holds"
+                f"--num-pages {self.num_pages}: must be at most {_MOST_TOKENS // self.page_size} with this page size"
             )
         if self.weights_cache is not None and self.load_format == "dummy":
             raise ConfigError(
@@ -216,7 +216,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                     f"--speculative {self.speculative}: must be ngram:K or model:FILE[:K], with K from 1 to 99"
                 )
             if self.draft_model is not None and self.engine in ("echo", "sim"):
-                raise ConfigError(f"--speculative {self.speculative}: not with --engine {self.engine}: it has no model")
+                raise ConfigError(f"--speculative {self.speculative}: --engine {self.engine} has no model: use ngram:K")
             if self.max_draft_len >= self.rows_on("cpu"):
                 raise ConfigError(
                     f"--speculative {self.speculative}: each draft token takes a row: "
@@ -226,13 +226,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--warm-prefix: cannot be used with --cache naive, which caches nothing")
         names = [name for name, _ in self.lora]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"--lora: {twice[0]}: is the name of two adapters: give each its own")
+            raise ConfigError(f"--lora: {twice[0]}: is the name of two adapters: give each its own name")
         if self.engine == "cpu":
             for flag in self.not_of_cpu():
-                raise ConfigError(f"{flag}: not with --engine cpu: choose --engine torch, or leave it out")
+                raise ConfigError(f"{flag}: cannot be used with --engine cpu: choose --engine torch, or leave it out")
         elif self.engine != "auto":
             for flag in self.of_cpu_only():
-                raise ConfigError(f"{flag}: not with --engine {self.engine}: only --engine cpu has it")
+                raise ConfigError(f"{flag}: cannot be used with --engine {self.engine}: use --engine cpu")
         return self
 
     def check_states(self, has_states: bool) -> None:
@@ -499,15 +499,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.dp == 1:
             return
         if self.engine.tp == "auto":
-            raise ConfigError(f"--tp auto: not with --dp {self.dp}: give --tp a number")
+            raise ConfigError(f"--tp auto: cannot be used with --dp {self.dp}: give --tp a number")
         if self.engine.device.startswith("cuda:"):
             raise ConfigError(
-                f"--device {self.engine.device}: not with --dp {self.dp}: engines get devices in order from cuda:0 on; "
-                "choose them with CUDA_VISIBLE_DEVICES"
+                f"--device {self.engine.device}: cannot be used with --dp {self.dp}: engines get "
+                "devices in order from cuda:0 on; choose them with CUDA_VISIBLE_DEVICES"
             )
         if (path := self.engine.debug.record_trace) is not None:
             raise ConfigError(
-                f"--record-trace {path}: not with --dp {self.dp}: a trace records one scheduler: use --dp 1"
+                f"--record-trace {path}: cannot be used with --dp {self.dp}: a trace records one scheduler: use --dp 1"
             )
 
     @property

@@ -106,7 +106,7 @@ class LLM:
         if unknown := sorted(settings.keys() - set(ENGINE_SETTINGS)):
             raise TypeError(f"LLM: unknown settings {', '.join(unknown)}")
         if "model" not in settings:
-            raise TypeError("LLM: model: missing")
+            raise TypeError("LLM: model: missing: name a folder, a GGUF file, a hub id, or smollm2")
         # msgspec checks the types of all settings
         try:
             self.config = EngineConfig.of({**defaults, **settings})
@@ -162,10 +162,10 @@ class LLM:
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
         each = [params or self.default_params] * len(batch) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(batch):
-            raise ParamError("params", len(each), f"one for all or one for each of {len(batch)} prompts")
+            raise ParamError("params", len(each), f"must be one for all, or one for each of the {len(batch)} prompts")
         names = [lora] * len(batch) if lora is None or isinstance(lora, str) else list(lora)
         if len(names) != len(batch):
-            raise ParamError("lora", len(names), f"one for all or one for each of {len(batch)} prompts")
+            raise ParamError("lora", len(names), f"must be one for all, or one for each of the {len(batch)} prompts")
         prepared = [
             (self._encode(prompt), self._prepared(self._adapted(one, name)))
             for prompt, one, name in zip(batch, each, names, strict=True)
@@ -197,7 +197,7 @@ class LLM:
         if the name is taken or the adapter does not fit."""
         book = self._client.adapters
         if name in book.by_name:
-            raise ParamError("lora", name, "is loaded already")
+            raise ParamError("lora", name, "is loaded already: unload it first, or choose another name")
         adapter = book.load(name, folder)
         self._settle()
         if adapter.refusal is not None:
@@ -294,7 +294,7 @@ class LLM:
         if name is None:
             return params
         if (number := self._client.adapters.number(name)) is None:
-            raise ParamError("lora", name, "is not loaded")
+            raise ParamError("lora", name, "is not loaded: load it first, with load_lora")
         return msgspec.structs.replace(params, adapter=number)
 
     def _check_fits(self, ids: Int32Array, params: SamplingParams) -> None:
@@ -305,7 +305,7 @@ class LLM:
         if not len(ids):
             raise ParamError("prompt", "", "must have at least one token")
         if len(ids) >= limit:
-            raise ParamError("prompt", len(ids), f"too many tokens: at most {limit - 1} fit")
+            raise ParamError("prompt", len(ids), f"must have at most {limit - 1} tokens")
         if ids.min() < 0 or ids.max() >= vocab_size:
             raise ParamError("prompt", int(ids.max()), f"token ids must be between 0 and {vocab_size - 1}")
         if bad := params.beyond(vocab_size):

@@ -176,7 +176,7 @@ def parse(data: bytes) -> Receipt:
         raise ConfigError("receipt: signature: does not match the signer and the fields")
     try:
         if receipt.sampling.check() != _plain_sampling(receipt.sampling):
-            raise ConfigError("receipt: sampling: has fields that a receipt of one answer has not")
+            raise ConfigError("receipt: sampling: must have only the fields that a receipt of one answer has")
     except ParamError as error:
         raise ConfigError(f"receipt: sampling: {error}") from error
     return receipt
@@ -197,7 +197,7 @@ def _decode_base64(text: str) -> bytes:
     """Decode base64. Raises `ValueError` unless `text` is canonical (unused bits are 0)."""
     data = base64.b64decode(text, validate=True)
     if base64.b64encode(data).decode() != text:
-        raise ValueError("not the usual form")
+        raise ValueError("must be canonical base64")
     return data
 
 

@@ -50,7 +50,7 @@ def test_reading_qwen(tmp_path: Path) -> None:
     [
         ("{}\n", "line 1: no timestamp, input_length"),
         ("not json\n", "line 1: no TIMESTAMP"),
-        ('[{"conversations": []}]', "line 1: a JSON list is no trace"),
+        ('[{"conversations": []}]', "line 1: must not be a JSON list"),
         (lines({**MOON, "session_id": 3}), "line 1: has session_id and no chat_id"),
         (lines({key: QWEN[key] for key in QWEN if key != "turn"}), "line 1: has chat_id.* and no turn"),
         (lines(MOON, {**MOON, "hash_ids": [1]}, MOON), "line 2: hash_ids: 1 for an input_length of 600.* 2"),

@@ -144,7 +144,7 @@ def test_a_prefix_is_a_file_a_body_or_ids(
         ("{}", "must have one of text, prompt, messages, token_ids"),
         ('{"text": "a", "prompt": "b"}', "must have one of"),
         ('{"token_ids": ["a"]}', "token_ids.0: "),
-        ('{"prompt": ["a", "b"]}', "prompt: must be a single one"),
+        ('{"prompt": ["a", "b"]}', "prompt: must be one prompt, not several"),
         ('{"messages": "a"}', "messages: "),
         ('{"messages": [{"role": "user", "content": [{"type": 5}]}]}', "messages.0.content"),
         ('{"text": "short"}', "must be at least 8: only whole pages are cached"),
@@ -206,5 +206,5 @@ def test_damaged_and_foreign_files_are_refused_by_name(
     assert capsys.readouterr().err == f"minisgl cache: {file}: it is damaged: its digest does not match\n"
     (tmp_path / "file").touch()
     assert main(["cache", "import", str(tmp_path / "file"), str(folder)]) == 2
-    assert "file: is no file of minisgl cache export" in capsys.readouterr().err
+    assert "file: is not a file that minisgl cache export wrote" in capsys.readouterr().err
     assert PageStore.totals(str(folder))[0] == 0

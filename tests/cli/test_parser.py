@@ -135,7 +135,7 @@ def test_conflict_names_how_each_setting_was_set(tmp_path: Path, capsys: pytest.
         f"minisgl serve: {file}:2: cache-size: 5000000000: needs --cache-dir, the folder to limit"
     )
     assert said(capsys, "serve", "--max-model-len", "9", "--engine", "cpu", "--tp-size", "2") == (
-        "minisgl serve: --tp-size 2: not with --engine cpu: choose --engine torch, or leave it out"
+        "minisgl serve: --tp-size 2: cannot be used with --engine cpu: choose --engine torch, or leave it out"
     )
 
 

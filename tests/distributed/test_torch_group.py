@@ -158,7 +158,7 @@ def test_why_auto_leaves_devices_idle_is_said(three_devices: None) -> None:
     [
         ("cuda", 4, r"--tp 4: needs 4 CUDA devices from cuda:0 on, there are 3: choose at most --tp 3"),
         ("cuda:2", 2, r"--tp 2: needs 2 CUDA devices from cuda:2 on, there are 1: choose at most --tp 1"),
-        ("cuda:3", 1, r"--device cuda:3: there are 3 devices"),
+        ("cuda:3", 1, r"--device cuda:3: must be from cuda:0 to cuda:2"),
     ],
 )
 def test_missing_devices_are_refused(device: str, tp: int, says: str, three_devices: None) -> None:

@@ -86,7 +86,7 @@ def test_a_message_that_gets_no_answer_is_an_exit_code(server: ServerProcess) ->
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--model", "other"), "--model other: the server has smollm2"),
+        (("--model", "other"), "--model other: must be a model of the server: smollm2"),
         (("--engine", "echo"), "--engine: is a flag of a server"),
         (("--temperature", "hot"), "must be a number"),
     ],

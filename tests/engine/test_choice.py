@@ -81,7 +81,7 @@ def test_without_a_gpu_it_is_the_cpu_engine(settings: dict[str, Any]) -> None:
 def test_flags_of_torch_only_choose_torch(settings: dict[str, Any], flag: str) -> None:
     name, reason = choose_engine(EngineConfig(**settings))
     assert (name, reason) == ("torch", f"the CPU engine has no {flag}")
-    with pytest.raises(ConfigError, match=f"^{flag}: not with --engine cpu"):
+    with pytest.raises(ConfigError, match=f"^{flag}: cannot be used with --engine cpu"):
         EngineConfig(engine="cpu", **settings).check()
     with pytest.raises(ConfigError, match=f"--activations int8: only the CPU engine has it, which has no {flag}"):
         choose_engine(EngineConfig(activations="int8", **settings))
@@ -98,7 +98,7 @@ def test_flags_of_torch_only_choose_torch(settings: dict[str, Any], flag: str) -
 def test_flags_of_the_cpu_engine_only_choose_it(gpu: None, settings: dict[str, Any], flag: str) -> None:
     assert choose_engine(EngineConfig(**settings)) == ("cpu", "")
     for engine in ("torch", "echo", "sim"):
-        with pytest.raises(ConfigError, match=f"^{flag}: not with --engine {engine}"):
+        with pytest.raises(ConfigError, match=f"^{flag}: cannot be used with --engine {engine}"):
             EngineConfig(engine=engine, **settings).check()
 
 
@@ -155,10 +155,10 @@ def test_a_broken_file_is_no_reason_for_torch(monkeypatch: pytest.MonkeyPatch) -
 
 def test_commands_refuse_by_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--engine", "cpu", "--tp", "2", "hi"]) == 2
-    assert "--tp 2: not with --engine cpu" in capsys.readouterr().err
+    assert "--tp 2: cannot be used with --engine cpu" in capsys.readouterr().err
     assert main(["generate", "--engine", "torch", "--kv-dtype", "float32", "hi"]) == 2
-    assert "--kv-dtype f32: not with --engine torch" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="quantization=q8: not with --engine echo"):
+    assert "--kv-dtype f32: cannot be used with --engine torch" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="quantization=q8: cannot be used with --engine echo"):
         LLM("none", engine="echo", quantization="q8_0")
 
 

@@ -107,7 +107,7 @@ def test_a_dynamic_context_is_as_long_as_asked_for(tmp_path: Path) -> None:
     """For a text of that length; shorter ones have the same frequencies here, and others there."""
     reference = tiny_model("llama-dynamic", max_position_embeddings=40)
     folder = save(reference, tmp_path)
-    with pytest.raises(ConfigError, match="--max-seq-len 161: the model's context is 40, 160 at most"):
+    with pytest.raises(ConfigError, match="--max-seq-len 161: must be at most 160, the context of 40"):
         load(folder, max_seq_len=161)
     wanted = reference_logits(reference, IDS)
     ours = logits(load(folder, kv_dtype="f32", max_seq_len=len(IDS)), IDS)

@@ -138,7 +138,7 @@ def test_a_cache_that_cannot_be_written_to_is_a_line_in_the_log(
 
 
 def test_only_the_cpu_engine_has_it() -> None:
-    with pytest.raises(ConfigError, match="--weights-cache 5: not with --engine torch"):
+    with pytest.raises(ConfigError, match="--weights-cache 5: cannot be used with --engine torch"):
         EngineConfig(engine="torch", weights_cache=5).check()
     with pytest.raises(ConfigError, match="--weights-cache 5: cannot be used with --load-format dummy"):
         EngineConfig(engine="cpu", weights_cache=5, load_format="dummy").check()

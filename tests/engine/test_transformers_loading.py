@@ -92,11 +92,11 @@ def test_auto_uses_native_layers_where_available(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"engine": "cpu", "model_impl": "transformers"}, "--model-impl transformers: not with --engine cpu"),
+        ({"engine": "cpu", "model_impl": "transformers"}, "transformers: cannot be used with --engine cpu"),
         ({"engine": "torch", "model_impl": "native"}, "OlmoForCausalLM is not supported: only LlamaForCausalLM"),
         ({"engine": "cpu"}, "OlmoForCausalLM is not supported.*--model-impl transformers"),
         ({"engine": "torch", "tp": 2}, "--tp 2: .*transformers' layers, which cannot be sharded: .*--dp 2"),
-        ({"engine": "torch", "max_seq_len": 300}, "--max-seq-len 300: the model's context is 256"),
+        ({"engine": "torch", "max_seq_len": 300}, "--max-seq-len 300: must be at most 256, the context"),
         ({"engine": "torch", "attention_backend": "flashinfer"}, "--attention-backend flashinfer: .*CUDA"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -151,7 +151,7 @@ def test_limited_context_reports_the_reason(tmp_path: Path) -> None:
     folder, impl = save(tiny_case(case), tmp_path), "transformers"
     lines = lines_of(EngineConfig(model=str(folder), model_impl=impl, num_pages=8))
     assert "context: 128 tokens at most: rope_type longrope has other frequencies for longer texts" in lines
-    with pytest.raises(ConfigError, match="--max-seq-len 200: the model's context is 128, because rope_type longrope"):
+    with pytest.raises(ConfigError, match="--max-seq-len 200: must be at most 128, the context, because rope_type"):
         lines_of(EngineConfig(model=str(folder), model_impl=impl, num_pages=8, max_seq_len=200))
 
 

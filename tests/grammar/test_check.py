@@ -53,9 +53,9 @@ def test_schema_errors_name_field_and_reason(schema: Any, field: str, words: str
         ("regex", "(", "unclosed group"),
         ("regex", "\ud800", "valid Unicode"),
         ("choice", [], "must not be empty"),
-        ("grammar", "root = 5", "neither Lark nor GBNF"),
+        ("grammar", "root = 5", "must be Lark or GBNF"),
         ("grammar", "start: nothing", "nothing"),
-        ("grammar", 'root ::= "a', "neither Lark nor GBNF"),
+        ("grammar", 'root ::= "a', "must be Lark or GBNF"),
         ("grammar", "root ::= root", "no value can satisfy it"),
     ],
 )

@@ -462,7 +462,7 @@ CASES = [
     _theirs("Starcoder2ForCausalLM", "window, biases", sliding_window=10),
     _theirs("LlamaForCausalLM", "native, too; by --model-impl transformers"),
 ]
-_STATE, _ENCODES = "keep a state of their own", "no decoder that continues a text"
+_STATE, _ENCODES = "keep a state of their own", "it is not a decoder that generates text"
 REFUSED = [
     *(Refused(f"{name}ForCausalLM", _STATE) for name in ("Mamba", "FalconMamba", "Rwkv", "RecurrentGemma", "Jamba",
                                                          "FalconH1", "GraniteMoeHybrid", "Qwen3Next")),

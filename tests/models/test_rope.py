@@ -63,13 +63,13 @@ def test_dynamic_tables_equal_transformers_at_their_length(length: int) -> None:
 def test_context_length_with_dynamic_and_yarn_scaling() -> None:
     dynamic = parse_config({**CONFIG, "max_position_embeddings": 64, "rope_scaling": DYNAMIC})
     assert [dynamic.context_len(length) for length in (None, 10, 64, 256)] == [64, 10, 64, 256]
-    with pytest.raises(ConfigError, match="--max-seq-len 257: the model's context is 64, 256 at most with its dynamic"):
+    with pytest.raises(ConfigError, match="--max-seq-len 257: must be at most 256, the context of 64 with its dynamic"):
         dynamic.context_len(257)
     with pytest.raises(ConfigError, match=r"rope_type dynamic: factor 0\.5 must be at least 1"):
         parse_config({**CONFIG, "rope_scaling": {**DYNAMIC, "factor": 0.5}})
     with pytest.raises(ConfigError, match="rope_type dynamic: alpha: 1000: a fixed scale"):
         parse_config({**CONFIG, "rope_scaling": {**DYNAMIC, "alpha": 1000}})
-    with pytest.raises(ConfigError, match="original_max_position_embeddings: 16: it counts from"):
+    with pytest.raises(ConfigError, match="original_max_position_embeddings: 16: must equal"):
         parse_config({**CONFIG, "rope_scaling": {**DYNAMIC, "original_max_position_embeddings": 16}})
-    with pytest.raises(ConfigError, match="--max-seq-len 65: the model's context is 64"):
+    with pytest.raises(ConfigError, match="--max-seq-len 65: must be at most 64, the context"):
         parse_config({**CONFIG, "max_position_embeddings": 64}).context_len(65)

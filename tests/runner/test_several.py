@@ -442,10 +442,10 @@ def test_auto_without_devices_is_one_engine() -> None:
         ({"dp": 0}, "--dp 0: must be at least 1"),
         ({"max_inflight": 0}, "--max-inflight 0: must be at least 1"),
         ({"max_inflight_per_engine": -1}, "--max-inflight-per-engine -1: must be at least 1"),
-        ({"dp": 2, "engine": EngineConfig(device="cuda:1")}, "--device cuda:1: not with --dp 2"),
-        ({"dp": 2, "engine": EngineConfig(tp="auto")}, "--tp auto: not with --dp 2: give --tp a number"),
-        ({"dp": "auto", "engine": EngineConfig(device="cuda:1")}, "--device cuda:1: not with --dp auto"),
-        ({"dp": 2, "engine": EngineConfig.of({"record_trace": "f"})}, "--record-trace f: not with --dp 2"),
+        ({"dp": 2, "engine": EngineConfig(device="cuda:1")}, "--device cuda:1: cannot be used with --dp 2"),
+        ({"dp": 2, "engine": EngineConfig(tp="auto")}, "--tp auto: cannot be used with --dp 2: give --tp a number"),
+        ({"dp": "auto", "engine": EngineConfig(device="cuda:1")}, "--device cuda:1: cannot be used with --dp auto"),
+        ({"dp": 2, "engine": EngineConfig.of({"record_trace": "f"})}, "--record-trace f: cannot be used with --dp 2"),
     ],
 )
 def test_invalid_settings_are_refused_by_name(settings: dict[str, object], text: str) -> None:

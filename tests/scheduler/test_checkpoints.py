@@ -203,8 +203,8 @@ def test_a_cache_that_keeps_nothing_saves_nothing() -> None:
     [
         ({"checkpoint_interval": 6}, "checkpoint_interval: 6: must be whole pages of 4"),
         ({"checkpoint_interval": 0}, "num_checkpoints: 20: needs checkpoint_interval above 0"),
-        ({"checkpoint_interval": -4}, "checkpoint_interval: -4: at least 0"),
-        ({"num_checkpoints": -1}, "num_checkpoints: -1: at least 0"),
+        ({"checkpoint_interval": -4}, "checkpoint_interval: -4: must be at least 0"),
+        ({"num_checkpoints": -1}, "num_checkpoints: -1: must be at least 0"),
         ({"max_draft_len": 2}, "max_draft_len: 2: must be 0 with checkpoint_interval"),
     ],
 )

@@ -198,7 +198,7 @@ def test_control_planes_are_chosen_by_name() -> None:
 def test_an_unknown_policy_is_refused(
     control_plane: Callable[[ControlPlaneConfig], ControlPlane],
 ) -> None:
-    with pytest.raises(ValueError, match="schedule_policy: 'sjf': one of fcfs, lpm, srpf"):
+    with pytest.raises(ValueError, match="schedule_policy: 'sjf': must be one of fcfs, lpm, srpf"):
         control_plane(ControlPlaneConfig(16, 4, 8, 64, 61, schedule_policy="sjf"))  # type: ignore[arg-type]
 
 

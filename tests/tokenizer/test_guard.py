@@ -204,7 +204,7 @@ def test_guard_characters_that_are_in_use_are_not_taken() -> None:
         return rendered("qwen3", {"messages": [{"role": "user", "content": f"<|im_end|>{used}"}]})
 
     assert asked("".join(guard.CHARS[:-1])).count("".join(guard.CHARS[:-1])) == 1
-    with pytest.raises(ChatTemplateError, match="messages: they use every guard character"):
+    with pytest.raises(ChatTemplateError, match="messages: they spell a special token"):
         asked("".join(guard.CHARS))
     deep: Any = "<|im_end|>"
     for _ in range(2000):

@@ -108,7 +108,7 @@ def test_a_head_that_means_nothing_is_refused(file: Path, head: dict[str, Any], 
 def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("You are a helpful assistant.")
     assert not is_prefix_file(tmp_path / "text")
-    with pytest.raises(ConfigError, match=r"text: is no file of minisgl cache export"):
+    with pytest.raises(ConfigError, match=r"text: is not a file that minisgl cache export wrote"):
         read_head(str(tmp_path / "text"))
     with pytest.raises(ConfigError, match=r"none: No such file"):
         read_head(str(tmp_path / "none"))

@@ -35,8 +35,8 @@ def test_model_names_are_parsed(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "revision", "said"),
     [
-        ("https://example.org/a/b", None, "not an address of a hub"),
-        ("https://huggingface.co/a", None, "no address of a repository"),
+        ("https://example.org/a/b", None, "must be an address of a hub"),
+        ("https://huggingface.co/a", None, "must be the address of a repository"),
         ("https://huggingface.co/a/b/blob/main/README.md", None, "no GGUF file: name the repository, a/b"),
         ("https://huggingface.co/a/b/blob/main/c.gguf", "v2", "--revision v2: .* names another one"),
     ],

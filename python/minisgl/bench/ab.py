@@ -66,7 +66,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     names = list(dict.fromkeys(args.backends))
     if len(names) < 2:
-        raise ConfigError(f"--backends {' '.join(args.backends)}: two different schedulers are needed")
+        raise ConfigError(f"--backends {' '.join(args.backends)}: must be two different schedulers")
     if args.pairs < 1:
         raise ConfigError(f"--pairs {args.pairs}: must be at least 1")
     report = (

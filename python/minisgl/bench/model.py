@@ -84,7 +84,7 @@ def points_of(prompt: int, generate: int, depths: Sequence[int], batches: Sequen
     points = [Point(depth=depth, num_in=prompt) for depth in depths if prompt]
     points += [Point(depth=depth, num_out=generate, batch=batch) for depth in depths for batch in batches if generate]
     if not points:
-        raise ConfigError("--prompt 0 --generate 0: nothing is left to measure")
+        raise ConfigError("--prompt 0 --generate 0: one of them must be at least 1")
     return tuple(points)
 
 
@@ -187,14 +187,14 @@ def _file(model: str) -> Path:
     except ConfigError as error:
         raise Missing(str(error)) from error
     if source.suffix != ".gguf" and not source.is_file():
-        raise Missing("llama.cpp reads GGUF files")
+        raise Missing("llama.cpp reads only GGUF files: give one as --model")
     return source
 
 
 def _batched(program: Path, file: Path, threads: int) -> Ask:
     """Return a measurement by llama.cpp's batch benchmark: one process per point, whose loading is not timed."""
     if not program.is_file():
-        raise Missing(f"neither xllamacpp nor {BATCHED_BENCH} in {program.parent.name}")
+        raise Missing(f"needs the package xllamacpp, or {BATCHED_BENCH} in {program.parent.name}")
 
     def ask(point: Point, seed: Sequence[int]) -> float:
         if point.num_in and point.depth:

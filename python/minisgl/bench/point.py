@@ -45,14 +45,14 @@ def point_from(flags: Sequence[str]) -> PointLoad:
     commands = argparse.ArgumentParser(prog="--load", allow_abbrev=False).add_subparsers()
     args = serve.add_parser(commands).parse_args(list(flags))
     if given := [name for name in NOT_FOR_A_LOAD if getattr(args, name)]:
-        raise ConfigError(f"--load: {given[0]}: not part of a load: the servers are those of the variants")
+        raise ConfigError(f"--load: {given[0]}: must be left out: the variants name the servers")
     if not args.concurrency and not args.rate and not args.trace_arrivals and not args.trace:
         args.concurrency = [64]
     settings = serve.settings_of(args)
     settings.check()
     make_workload(settings.workload, settings.workload_settings)  # raises errors before a server is started
     if len(points_of(settings)) != 1 or settings.repeat != 1:
-        raise ConfigError("--load: must be one point, measured once: one --concurrency or one --rate; --pairs repeats")
+        raise ConfigError("--load: must be one point: one --concurrency or one --rate, without --repeat: use --pairs")
     return PointLoad(settings, tuple(flags))
 
 

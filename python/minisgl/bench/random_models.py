@@ -252,7 +252,7 @@ def _gguf() -> ModuleType:
     try:
         import gguf
     except ImportError as error:
-        raise ConfigError("--model-config: writes a file with the package gguf: pip install gguf") from error
+        raise ConfigError("--model-config: needs the package gguf, to write a file: pip install gguf") from error
     module: ModuleType = gguf
     return module
 

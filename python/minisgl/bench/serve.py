@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 def settings_of(args: argparse.Namespace) -> Serve:
     """Build the settings from flags. Raises `ConfigError`."""
     if args.base_url is not None and args.flags:
-        raise ConfigError(f"{args.flags[0]}: is a flag of a server, and --base-url starts none")
+        raise ConfigError(f"{args.flags[0]}: cannot be used with --base-url, which starts no server")
     if args.trace is not None and args.workload is not None:
         raise ConfigError(f"--trace {args.trace}: is the workload: leave out --workload {args.workload}")
     by_trace = args.trace_arrivals or (args.trace is not None and not args.rate and not args.concurrency)

@@ -73,7 +73,7 @@ def parse_trace(lines: Iterable[str]) -> Iterator[TraceRequest]:
     if first.lstrip().startswith("{"):
         yield from _json_lines(itertools.chain([(number, first)], numbered))
     elif first.strip().startswith("["):
-        raise BadLine(number, f"a JSON list is no trace: {KNOWN}")
+        raise BadLine(number, f"must not be a JSON list: {KNOWN}")
     elif first:
         yield from _azure(number, _cells(number, first), numbered)
 
@@ -183,7 +183,7 @@ def read_trace(name: str) -> list[TraceRequest]:
     if name in NAMES:
         folder = envs.data_dir()
         if folder is None:
-            raise ConfigError(f"trace {name}: {envs.DATA} is not set: the folder with traces/{NAMES[name]}")
+            raise ConfigError(f"trace {name}: {envs.DATA} is not set: name the folder with traces/{NAMES[name]}")
         path = folder / "traces" / NAMES[name]
     try:
         with path.open(encoding="utf-8", newline="") as lines:

@@ -279,7 +279,7 @@ def _conversations(name: str, settings: WorkloadSettings) -> Workload:
     original length. Later runs take other conversations while there are any; warm-ups begin in the middle."""
     path = Path(name).expanduser()
     if settings.input_len is not None:
-        raise ConfigError(f"--input-len: the questions of {path.name} have their lengths; --output-len limits answers")
+        raise ConfigError(f"--input-len: cannot be used with --workload {path.name}: its questions have lengths")
     usable, unusable = read_conversations(path)
     order = np.random.default_rng(settings.seed).permutation(len(usable))
     most_out = settings.output_len[1] if settings.output_len else 1 << 30

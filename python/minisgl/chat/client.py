@@ -66,7 +66,7 @@ class ChatClient:
         try:
             names = [str(model["id"]) for model in answer.json()["data"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise ChatError(f"{self.base_url}: is no OpenAI-compatible server: /v1/models lists none") from error
+            raise ChatError(f"{self.base_url}: is not OpenAI-compatible: its /v1/models lists no models") from error
         if not names:
             raise ChatError(f"{self.base_url}: the server has no model")
         return names

@@ -106,6 +106,6 @@ def _read(said: str) -> dict[str, Any]:
     """Return the prefix argument as a request body: text, or the JSON of an @FILE.json. Raises `ConfigError`."""
     text = spellings.text_or_file(said)
     if not isinstance(text, str):
-        raise ConfigError(f"{said}: is an exported prefix already")
+        raise ConfigError(f"{said}: is an exported prefix already: give a text, or @FILE with one")
     is_body = said.startswith("@") and said.endswith(".json")
     return request_body.read(text.encode(), said) if is_body else {"text": text}

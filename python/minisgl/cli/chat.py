@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         flags = ["--host", "127.0.0.1", "--port", "0", *model, *rest]
         return _run(_with_own_server(flags, envs.api_key(), args))
     if rest:
-        raise ConfigError(f"{rest[0]}: is a flag of a server, and --base-url starts none")
+        raise ConfigError(f"{rest[0]}: cannot be used with --base-url, which starts no server")
     say(notices(args), "chat")  # otherwise the chat's own server prints them
     return _run(_converse(args.base_url, args.api_key or envs.api_key(), args.model, args))
 
@@ -126,7 +126,7 @@ async def _converse(
         try:
             models = await client.models()
             if model is not None and model not in models:
-                raise ChatError(f"--model {model}: the server has {', '.join(models)}")
+                raise ChatError(f"--model {model}: must be a model of the server: {', '.join(models)}")
             session = Session(client, model or models[0], system=args.system, settings=settings, show_stats=args.stats)
             if sys.stdin.isatty():
                 _write(f"{session.model} at {client.base_url}. /help lists the commands, Ctrl-D leaves.\n")

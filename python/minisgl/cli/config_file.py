@@ -122,7 +122,7 @@ def _converted(action: argparse.Action, value: Any) -> Any:
         return action.const if value else action.default
     if action.nargs in ("*", "+") or isinstance(action, argparse._AppendAction):
         if not isinstance(value, list):
-            raise ValueError("must be a list")
+            raise ValueError("must be a list, such as [A, B]")
         return [_one(action, item) for item in value]
     return _one(action, value)
 

@@ -192,7 +192,7 @@ def _cuda_engine() -> str:
 
     importlib.import_module("minisgl.engine.building")
     if not torch.cuda.is_available():
-        raise _NotHere("imports; no device to run on")
+        raise _NotHere("can be imported, but there is no device to run on")
     return "see devices"
 
 

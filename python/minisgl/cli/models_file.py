@@ -114,7 +114,7 @@ def _text(value: object) -> str:
 
 def _texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise ValueError("must be a list")
+        raise ValueError("must be a list, such as [A, B]")
     return tuple(map(_text, value))
 
 

@@ -47,7 +47,7 @@ def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> lis
         if body.get("prompt") is not None:
             given, *others = checked(body, CompletionRequest).prompts()
             if others:
-                raise ConfigError("prompt: must be a single one")
+                raise ConfigError("prompt: must be one prompt, not several")
         else:
             prefix = checked(body, PrefixRequest)
             given = list(prefix.token_ids or ()) if prefix.text is None else prefix.text

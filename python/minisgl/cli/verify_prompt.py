@@ -91,7 +91,7 @@ def _completion(llm: LLM, body: dict[str, Any]) -> list[int]:
         raise ConfigError("suffix: is not supported: give the prompt's token ids")
     prompt, *others = request.prompts()
     if others:
-        raise ConfigError("prompt: must be a single one")
+        raise ConfigError("prompt: must be one prompt, not several")
     return request_body.encoded(llm, prompt, is_whole=False) if isinstance(prompt, str) else prompt
 
 

@@ -48,7 +48,7 @@ def check_device(name: str, rank: int = 0, ranks: int = 1) -> torch.device:
     first = torch.device(name).index or 0
     count = torch.cuda.device_count()
     if first >= count:
-        raise ConfigError(f"--device {name}: there are {count} devices, from cuda:0 on")
+        raise ConfigError(f"--device {name}: must be from cuda:0 to cuda:{count - 1}, the devices that torch finds")
     if first + ranks > count:
         raise ConfigError(
             f"--tp {ranks}: needs {ranks} CUDA devices from cuda:{first} on, there are {count - first}: "

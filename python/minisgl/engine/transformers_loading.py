@@ -50,7 +50,7 @@ def load_transformers_model(config: EngineConfig, folder: Path, device: torch.de
     limit = config.max_seq_len
     if limit is not None and limit > source.context_len:
         reason = f", because {source.limited_by}" if source.limited_by else ""
-        raise ConfigError(f"--max-seq-len {limit}: the model's context is {source.context_len}{reason}")
+        raise ConfigError(f"--max-seq-len {limit}: must be at most {source.context_len}, the context{reason}")
     with torch.inference_mode():
         module = _weights(config, source, folder, dtypes.DTYPES[dtype_name], say)
         model = TransformersModel(module.to(device).eval())

@@ -188,4 +188,4 @@ def _as_lark(text: str, field: str) -> str:
         return str(any_to_lark(text))
     except Exception as error:
         reason = " ".join(str(error).split())[:MAX_REASON_CHARS]
-        raise ParamError(field, text, f"neither Lark nor GBNF: {reason}") from None
+        raise ParamError(field, text, f"must be Lark or GBNF: {reason}") from None

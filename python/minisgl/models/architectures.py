@@ -287,8 +287,8 @@ def _grouped_moe(raw: Raw, **changes: Any) -> MoeConfig:
         or moe.experts_per_token * groups > chosen * moe.num_experts
     ):
         raise ConfigError(
-            f"config.json: n_group {groups}, topk_group {chosen}: {moe.num_experts} experts in such groups do not "
-            f"allow {moe.experts_per_token} experts per token"
+            f"config.json: n_group {groups}, topk_group {chosen}: n_group must divide {moe.num_experts} "
+            f"experts, and topk_group groups must have {moe.experts_per_token} or more"
         )
     return moe
 
@@ -307,7 +307,7 @@ def _windows(raw: Raw, rule: Window, rotated: tuple[bool, ...] = (), *, every: i
     switched_on = bool(raw.get("use_sliding_window"))
     if rule == "refused":
         if switched_on:
-            raise ConfigError("config.json: use_sliding_window: this architecture has no sliding window")
+            raise ConfigError("config.json: use_sliding_window: true is not supported with this architecture")
         return (None,) * num_layers
     if rule == "pattern":
         if window is None:
@@ -327,7 +327,7 @@ def _windows(raw: Raw, rule: Window, rotated: tuple[bool, ...] = (), *, every: i
     if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention"}:
         raise ConfigError("config.json: layer_types: must be full_attention or sliding_attention for each layer")
     if rule not in ("layers", "pattern") and window is not None and "full_attention" in types:
-        raise ConfigError("config.json: layer_types: this architecture has its sliding window in all layers")
+        raise ConfigError("config.json: layer_types: must be sliding_attention for each layer")
     return tuple(None if window is None or kind == "full_attention" else int(window) for kind in types)
 
 
@@ -1293,7 +1293,7 @@ def _mamba2(raw: Raw, names: Mapping[str, str], **changes: Any) -> Mamba2:
         if value < 1:
             raise ConfigError(f"config.json: {names[own]}: {value}: must be at least 1")
     if sizes["heads"] % sizes["groups"]:
-        raise ConfigError(f"config.json: {names['groups']}: {sizes['groups']}: does not divide {sizes['heads']} heads")
+        raise ConfigError(f"config.json: {names['groups']}: {sizes['groups']}: must divide {sizes['heads']} heads")
     least, most = (_real(one) for one in raw.get("time_step_limit") or (0.0, math.inf))
     fields = {"conv_bias": bool(raw.get(names["conv_bias"], True)), "least_step": least}
     return Mamba2(**{**sizes, **fields, "most_step": None if math.isinf(most) else most, **changes})
@@ -1310,7 +1310,7 @@ def _with_head_size(raw: Raw, inner: int) -> Raw:
     given, heads = raw.get("mamba_d_head", "auto"), int(raw["mamba_n_heads"])
     size = inner // max(heads, 1) if given == "auto" else int(given)
     if size * heads != inner:
-        raise ConfigError(f"config.json: mamba_d_head: {given}: {heads} heads do not have {inner} values")
+        raise ConfigError(f"config.json: mamba_d_head: {given}: must be {inner} divided by {heads} heads")
     return {**raw, "mamba_d_head": size}
 
 

@@ -149,8 +149,8 @@ class ModelConfig:
         is_dynamic = self.ropes[0].rope_type == "dynamic"
         longest = int(self.max_position * self.ropes[0].factor) if is_dynamic else own
         if max_seq_len > longest:
-            stretched = f", {longest} at most with its dynamic scaling" if is_dynamic else ""
-            raise ConfigError(f"--max-seq-len {max_seq_len}: the model's context is {own}{stretched}")
+            stretched = f" of {own} with its dynamic scaling" if is_dynamic else ""
+            raise ConfigError(f"--max-seq-len {max_seq_len}: must be at most {longest}, the context{stretched}")
         return max_seq_len
 
 

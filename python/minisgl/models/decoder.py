@@ -262,7 +262,6 @@ def build_model(
     `Unsupported` for an architecture that only the CPU engine supports."""
     if not find_architecture(config.architecture).on_torch or config.query_growth is not None:
         raise Unsupported(
-            f"config.json: architectures: {config.architecture}: torch has no native layers for it, "
-            "the CPU engine has: --engine cpu"
+            f"config.json: architectures: {config.architecture}: torch has no native layers for it: use --engine cpu"
         )
     return Decoder(config, dtype=dtype, device=device, max_position=max_position, group=group)

@@ -198,7 +198,7 @@ def _dynamic(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -
     name = "original_max_position_embeddings"
     if int(configured := scaling.get(name) or original) != original:
         raise ConfigError(
-            f"config.json: rope_type dynamic: {name}: {configured}: it counts from max_position_embeddings, {original}"
+            f"config.json: rope_type dynamic: {name}: {configured}: must equal max_position_embeddings, {original}"
         )
     return RopeConfig(theta, "dynamic", factor, original_max_position=original)
 

@@ -52,7 +52,7 @@ def find_transformers_source(model_dir: Path) -> TransformersSource:
         why = "its files bring modelling code of their own (auto_map), which is not run" if "auto_map" in raw else ""
         raise refused(architecture, why or "no such class in this version")
     if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise refused(architecture, "no decoder that continues a text (an encoder, or a model for something else)")
+        raise refused(architecture, "it is not a decoder that generates text, but an encoder or another kind of model")
     if method := (raw.get("quantization_config") or {}).get("quant_method"):
         raise refused(architecture, f"quantization_config: {method!r}: use the unquantised model")
     try:

@@ -108,7 +108,7 @@ class TransformersModel:
         # not by `base_model_prefix`: the text model may have the whole model's
         bodies = [named for named in model.named_children() if isinstance(named[1], PreTrainedModel)]
         if len(bodies) != 1:
-            raise refused(type(model).__name__, f"it has {len(bodies)} bodies below its head")
+            raise refused(type(model).__name__, f"it must have one model below its head, not {len(bodies)}")
         ((name, self.body),) = bodies
         self.hidden_size = int(model.get_output_embeddings().weight.shape[1])
         self._given = _StubBody()

@@ -186,7 +186,7 @@ class Front:
         if self.draining:
             raise draining()
         if not self._registry.is_ready:
-            raise loading("models that are to be there from the start are loading")
+            raise loading("the models to load at the start (preload, pin) are loading")
         return json_response({"status": "ok"})
 
     async def _load_or_unload(self, path: str, request: HttpRequest) -> Response:
@@ -238,7 +238,7 @@ class _ByteLimiter:
         """Reserve `size` bytes for the API key with index `key`. Raises `ApiError` 429 without `has_room`."""
         own, count = self._by_key[key], self._by_key.total()
         if not has_room(self._most, self._num_owners, own, count, size):
-            raise queue_full(f"{own} bytes of requests wait for their answers already, {count} with those of others")
+            raise queue_full(f"{own} bytes of this API key's requests wait for their answers, {count} of all keys")
         self._by_key[key] += size
 
     def release(self, key: int, size: int) -> None:

@@ -133,7 +133,7 @@ class Registry:
             return lease
         self._check_can_be(model)
         if (waiting := self.num_waiting) >= self._most_waiting:
-            raise queue_full(f"{waiting} requests wait for models already (--max-queued-requests)")
+            raise queue_full(f"{waiting} requests wait for models, the limit (--max-queued-requests)")
         model.waiting.append(lease)
         if model.state != "loading" and model not in self._queue:
             model.use.queued_since = time.monotonic()
@@ -180,7 +180,7 @@ class Registry:
         num_serving = model.use.num_serving + model.use.num_lines
         if num_serving or model.waiting or model.state == "loading":
             what = "being loaded" if model.state == "loading" else f"used by {num_serving} requests"
-            raise ApiError(409, f"{model.name}: not unloaded: it is {what}", code="model_busy")
+            raise ApiError(409, f"{model.name}: cannot be unloaded while it is {what}: wait", code="model_busy")
         if model.state == "loaded":
             self._unload(model, "as asked")
         while model.state == "unloading":

@@ -262,7 +262,7 @@ def choose_control_plane(
     """Create the scheduler that `config` requests. A shadow's lines go to `say`. At log level debug, each step is
     described to `narrate`, with the token texts of `describe`. Raises `ConfigError`."""
     if config.max_seq_len is not None and config.max_seq_len > info.context_len:
-        raise ConfigError(f"--max-seq-len {config.max_seq_len}: the model's context is {info.context_len}")
+        raise ConfigError(f"--max-seq-len {config.max_seq_len}: must be at most {info.context_len}, the context")
     settings = control_plane_config(config, info)
     try:
         chosen = choose(config.cpu_backend, settings)

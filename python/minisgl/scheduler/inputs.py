@@ -35,19 +35,19 @@ def check_config(config: ControlPlaneConfig) -> None:
     """Raise `ValueError` at the first invalid field, which the text names."""
     for name in ("num_pages", "page_size", "max_running_requests", "max_prefill_length", "context_len"):
         if getattr(config, name) < 1:
-            raise ValueError(f"{name}: {getattr(config, name)}: at least 1")
+            raise ValueError(f"{name}: {getattr(config, name)}: must be at least 1")
     unsigned = ("max_pinned_pages", "cache_token_budget", "cache_max_prompt", "max_draft_len")
     for name in (*unsigned, "checkpoint_interval", "num_checkpoints"):
         if getattr(config, name) < 0:
-            raise ValueError(f"{name}: {getattr(config, name)}: at least 0")
+            raise ValueError(f"{name}: {getattr(config, name)}: must be at least 0")
     if config.max_pinned_pages > config.num_pinnable_pages:
         raise ValueError(
-            f"max_pinned_pages: {config.max_pinned_pages}: at most {config.num_pinnable_pages}, which leaves room for"
-            " the longest request"
+            f"max_pinned_pages: {config.max_pinned_pages}: must be at most {config.num_pinnable_pages}, which leaves "
+            "room for the longest request"
         )
     for name, policies in (("cache", get_args(CachePolicy)), ("schedule_policy", get_args(SchedulePolicy))):
         if getattr(config, name) not in policies:
-            raise ValueError(f"{name}: {getattr(config, name)!r}: one of {', '.join(policies)}")
+            raise ValueError(f"{name}: {getattr(config, name)!r}: must be one of {', '.join(policies)}")
     if config.checkpoint_interval % config.page_size:
         raise ValueError(
             f"checkpoint_interval: {config.checkpoint_interval}: must be whole pages of {config.page_size}"

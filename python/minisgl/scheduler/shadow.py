@@ -232,7 +232,7 @@ def _diffs(path: Path) -> Iterator[dict[str, Any]]:
                 return  # truncated: a complete line ends with a newline
             raise ValueError(f"{path.name}: line {number}: {error}") from error
         if not isinstance(difference, dict) or not {"what", "primary", "shadow", "trail"} <= difference.keys():
-            raise ValueError(f"{path.name}: line {number}: not a shadow's report")
+            raise ValueError(f"{path.name}: line {number}: not a line of a shadow scheduler's report")
         yield difference
 
 

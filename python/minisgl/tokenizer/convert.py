@@ -75,4 +75,4 @@ def _convert(folder: Path, partial: Path) -> None:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise NoConversion(lines[-1].strip() if lines else f"transformers ended with code {done.returncode}")
     if not (partial / "tokenizer.json").is_file():
-        raise NoConversion("transformers wrote none")
+        raise NoConversion("it wrote no tokenizer.json")

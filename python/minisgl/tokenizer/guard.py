@@ -71,7 +71,7 @@ def guarded(marks: Marks, messages: Sequence[Mapping[str, Any]], others: Any, ke
     texts = [source, *_texts((messages, others))]
     guard = next((char for char in CHARS if not any(char in text for text in texts)), None)
     if guard is None:
-        raise ValueError("they use every guard character (the syllables of Vai) and spell a special token")
+        raise ValueError("they spell a special token and use all syllables of Vai, so that none is left to escape it")
 
     def plainly(text: str) -> str:
         return marks.guarded(text, guard, [])

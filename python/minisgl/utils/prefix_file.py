@@ -141,7 +141,7 @@ def _opened(path: str, work: Callable[[BinaryIO], Head]) -> Head:
 def _head(file: BinaryIO) -> Head:
     """Read the header of a prefix file. Raises `ValueError` if it is damaged or implies another file size."""
     if file.read(len(MAGIC)) != MAGIC:
-        raise ValueError("is no file of minisgl cache export")
+        raise ValueError("is not a file that minisgl cache export wrote")
     length = int.from_bytes(file.read(4), "little")
     if length > _MOST_HEAD:
         raise ValueError("it is damaged: its header is too long")

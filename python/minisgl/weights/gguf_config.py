@@ -97,7 +97,7 @@ class Fields:
         """Return the number of heads of each layer: 0, or a positive number that is equal for all other layers."""
         values = self.wholes(key)
         if len(values) != layers or min(values) < 0 or len({*values} - {0}) != 1:
-            raise ConfigError(f"{key}: {values!s:.40}: must be 0, or one number above it, for each of {layers} layers")
+            raise ConfigError(f"{key}: {values!s:.40}: must be 0 or the same number for each of {layers} layers")
         return values
 
     def max_over_layers(self, key: str, default: int = _REQUIRED) -> int:
@@ -190,7 +190,7 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
         fixed["rope.dimension_count"] = rotated
     for key, value in fixed.items():
         if value != head_dim:
-            raise ConfigError(f"{own(key)}: {value} is not imported: only the {head_dim} of a head")
+            raise ConfigError(f"{own(key)}: {value} is not imported: only {head_dim}, the size of a head")
     further = fields.whole(own("nextn_predict_layers"), 0)  # the last blocks, which predict further tokens (MTP)
     layers = fields.positive(own("block_count"))
     last = f"blk.{layers - further - 1}"
@@ -351,7 +351,7 @@ def _gemma4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     config_fields, size = _layer_types(fields), fields.positive(own("attention.key_length_swa"))
     for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
         if (other := fields.whole(own(key), size)) != size:
-            raise ConfigError(f"{own(key)}: {other} is not imported: only the {size} of a head")
+            raise ConfigError(f"{own(key)}: {other} is not imported: only {size}, the size of a head")
     full = [kind == "full_attention" for kind in config_fields["layer_types"]]
     heads_kv = fields.by_layer(own("attention.head_count_kv"), layers, config["num_attention_heads"])
     heads = [(count, config["head_dim"] if one else size) for count, one in zip(heads_kv, full, strict=True)]
@@ -359,7 +359,7 @@ def _gemma4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     inner, plain = fields.by_layer(own("feed_forward_length"), layers), config["intermediate_size"]
     if inner != [plain] * (layers - shared) + [inner[-1]] * shared or inner[-1] not in (plain, 2 * plain):
         raise ConfigError(
-            f"{own('feed_forward_length')}: {inner}: only layers without keys may differ, by a factor of 2"
+            f"{own('feed_forward_length')}: {inner}: only the last {shared}, which share KV, may have twice the size"
         )
     for layer, (count, dim) in enumerate(heads):
         expected = {f"blk.{layer}.attn_q.weight": (config["num_attention_heads"] * dim, hidden)}
@@ -430,7 +430,7 @@ def _layer_types(fields: Fields, every: int | None = None) -> dict[str, Any]:
     window, pattern = fields.positive(own("attention.sliding_window")), own("attention.sliding_window_pattern")
     windows = fields.flags(pattern) if every is None else [(i + 1) % every != 0 for i in range(layers)]
     if len(windows) != layers:
-        raise ConfigError(f"{pattern}: has {len(windows)} values for {layers} layers")
+        raise ConfigError(f"{pattern}: must have {layers} values, one for each layer, not {len(windows)}")
     kinds = ["sliding_attention" if windowed else "full_attention" for windowed in windows]
     return {"sliding_window": window, "layer_types": kinds}
 
@@ -757,8 +757,8 @@ def _hunyuan_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, An
     shared = fields.whole(own("expert_shared_feed_forward_length"), size) * fields.whole(own("expert_shared_count"), 1)
     if not size == shared == config["intermediate_size"]:
         raise ConfigError(
-            f"{own('expert_feed_forward_length')}: {size}, with {shared} of shared experts: only the "
-            f"{config['intermediate_size']} of feed_forward_length is imported for both"
+            f"{own('expert_feed_forward_length')}: {size}, {shared} of shared experts: both must be "
+            f"{config['intermediate_size']}, the feed_forward_length"
         )
     experts = fields.positive(own("expert_count"))
     _check_shapes(shapes, _experts_of_last(config, experts, size))
@@ -846,7 +846,7 @@ def _delta_net(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]
     keys, size, values = (fields.positive(own(f"ssm.{key}")) for key in ("group_count", "state_size", "time_step_rank"))
     inner, hidden = fields.positive(own("ssm.inner_size")), config["hidden_size"]
     if inner % values:
-        raise ConfigError(f"{own('ssm.inner_size')}: {inner}: {values} heads do not divide it")
+        raise ConfigError(f"{own('ssm.inner_size')}: {inner}: must be a multiple of {values} heads")
     of_q, of_k = (config[f"num_{one}_heads"] * config["head_dim"] for one in ("attention", "key_value"))
     by_kind = {
         "mamba": {"attn_qkv": 2 * keys * size + inner, "attn_gate": inner},
@@ -899,7 +899,7 @@ def _kinds(shapes: Shapes, config: Config, parts: Sequence[str]) -> list[str]:
     for layer in range(config["num_hidden_layers"]):
         own = [part for part in parts if f"blk.{layer}.{part}.weight" in shapes]
         if not own:
-            raise ConfigError(f"tensors of layer {layer}: none of {', '.join(parts)}")
+            raise ConfigError(f"layer {layer}: must have a tensor of {', '.join(parts)}")
         kinds.append(_KINDS[own[0]])
     return kinds
 
@@ -908,7 +908,7 @@ def _ssm(fields: Fields, shapes: Shapes, config: Config, names: Mapping[str, str
     """Return the sizes of Mamba-2 layers under the config's `names`."""
     heads, inner = (fields.positive(fields.own(f"ssm.{key}")) for key in ("time_step_rank", "inner_size"))
     if inner % heads:
-        raise ConfigError(f"{fields.own('ssm.inner_size')}: {inner}: {heads} heads do not divide it")
+        raise ConfigError(f"{fields.own('ssm.inner_size')}: {inner}: must be a multiple of {heads} heads")
     rest = ("group_count", "state_size", "conv_kernel")
     groups, size, length = (fields.positive(fields.own(f"ssm.{key}")) for key in rest)
     numbers = {"heads": heads, "head_dim": inner // heads, "groups": groups, "size": size, "length": length}
@@ -949,7 +949,7 @@ def _falcon_h1(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]
 def _nemotron_h(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     own = fields.own
     if latent := fields.whole(key := own("moe_latent_size"), 0):
-        raise ConfigError(f"{key}: {latent}: experts of latents are not imported")
+        raise ConfigError(f"{key}: {latent} is not imported: only 0")
     config_fields: dict[str, Any] = {
         **_ssm(fields, shapes, config, NEMOTRON_FIELDS),
         "layers_block_type": _kinds(shapes, config, ("ssm_in", "attn_q", "ffn_up", "ffn_up_exps")),

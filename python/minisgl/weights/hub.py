@@ -445,7 +445,7 @@ class PartialBlob:
         if not right:
             raise DownloadError(
                 f"{self.file.path} arrived with another hash than the hub lists, and was removed",
-                "try again; if that repeats, a proxy or a mirror changes files",
+                "repeat the command; if the error repeats, a proxy or a mirror changes files",
             )
 
 
@@ -523,7 +523,7 @@ class _Transfer:
         if self._errors:
             raise _raisable(self._errors[0])
         if missing := [part.file.path for part in self.parts if not part.blob.is_file()]:
-            raise DownloadError(f"{', '.join(missing)} of {self.wanted.repo} did not arrive", "try again")
+            raise DownloadError(f"{', '.join(missing)} of {self.wanted.repo} did not arrive", "repeat the command")
         self.say(text, total, total)
 
     def _work(self) -> None:

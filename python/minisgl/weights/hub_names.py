@@ -102,7 +102,7 @@ def _address(model: str, source: ModelSource, revision: str | None) -> HubReques
     address = _ADDRESS.fullmatch(model.partition("?")[0].partition("#")[0])
     host = address["host"] if address else ""
     if address is None or host not in HOSTS:
-        raise ConfigError(f"--model {model}: not an address of a hub: {', '.join(HOSTS)} are known")
+        raise ConfigError(f"--model {model}: must be an address of a hub: {', '.join(HOSTS)}")
     path = address["path"].removeprefix("models/").rstrip("/")
     at = HOSTS[host]
     if source not in ("auto", at):
@@ -116,7 +116,7 @@ def _address(model: str, source: ModelSource, revision: str | None) -> HubReques
         return HubRequest(at, page["repo"], page["revision"], file=file)
     if named := _NAMED.fullmatch(path):
         return HubRequest(at, named["repo"], revision, named["quant"], named["file"])
-    raise ConfigError(f"--model {model}: no address of a repository (OWNER/REPO) or of a file in one")
+    raise ConfigError(f"--model {model}: must be the address of a repository (OWNER/REPO) or of a file in one")
 
 
 def full_name(model: str) -> str:
@@ -176,7 +176,7 @@ def choose(wanted: HubRequest, paths: Iterable[str], *, weights: bool = True) ->
         return None, [*texts, *top]
     first = _file(wanted, models)
     if (split := SPLIT.fullmatch(first)) and (absent := _absent(split, models[first])):
-        raise ConfigError(f"{wanted.repo}: {absent[0]} is missing: {len(absent)} of {int(split['parts'])} parts are")
+        raise ConfigError(f"{wanted.repo}: {len(absent)} of {int(split['parts'])} parts are missing: {absent[0]}")
     return first, models[first]
 
 

@@ -64,7 +64,7 @@ class PackedFolder:
         self.others: dict[str, Stored] = {}
         self.layers: dict[str, dict[str, Stored]] = {}
         if packing.form not in _PARTS:
-            raise ConfigError(f"config.json: quantization_config: {packing}: only the CPU engine computes with it")
+            raise ConfigError(f"config.json: quantization_config: {packing}: not supported by torch: use --engine cpu")
         needed, perhaps = _PARTS[packing.form]
         stored = {tensor.name: tensor for file in files for tensor in stored_tensors(file)}
         for name, tensor in stored.items():

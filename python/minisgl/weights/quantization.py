@@ -58,7 +58,7 @@ def parse_packing(config: Mapping[str, Any]) -> Packing | None:
         case "mxfp4":
             return Packing("mxfp4", "mxfp4", 4)
         case method:
-            raise refused("quant_method", method, f"only {', '.join(METHODS)}")
+            raise refused("quant_method", method, f"must be one of {', '.join(METHODS)}")
 
 
 def refused(field: str, value: object, reason: str) -> ConfigError:
@@ -68,7 +68,7 @@ def refused(field: str, value: object, reason: str) -> ConfigError:
 def _checked_field(raw: Mapping[str, Any], field: str, allowed: tuple[object, ...], default: object = None) -> Any:
     value = raw.get(field, default)
     if value not in allowed:
-        raise refused(field, value, f"only {', '.join(map(str, allowed))}")
+        raise refused(field, value, f"must be {' or '.join(map(str, allowed))}")
     return value
 
 
@@ -106,12 +106,12 @@ def _compressed(raw: Mapping[str, Any]) -> Packing:
         block = _block(groups[0]["weights"], "block_structure")
         return Packing("compressed-tensors", "float8", 8, block=block, rounds_activations=rounds)
     if kind != "int" or storage == _FLOATS:
-        raise refused("config_groups", f"{kind}, {bits} bits, {storage}", "only int of 4 and 8 bits, float of 8")
+        raise refused("config_groups", f"{kind}, {bits} bits, {storage}", "must be int (4, 8 bits) or float (8)")
     if storage == "pack-quantized" and bits in (4, 8):
         return Packing("compressed-tensors", "packed", bits, rounds_activations=rounds)
     if storage != "pack-quantized" and bits in (4, 8):
         return Packing("compressed-tensors", "int8", bits, rounds_activations=rounds)
-    raise refused("num_bits", bits, "only 4 and 8")
+    raise refused("num_bits", bits, "must be 4 or 8")
 
 
 def _fp8(raw: Mapping[str, Any]) -> Packing:
@@ -124,5 +124,5 @@ def _block(raw: Mapping[str, Any], field: str) -> tuple[int, int] | None:
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != 2 or not all(type(size) is int and size > 0 for size in value):
-        raise refused(field, value, "must be two numbers")
+        raise refused(field, value, "must be two numbers, at least 1")
     return value[0], value[1]

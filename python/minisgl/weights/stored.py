@@ -140,11 +140,11 @@ def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float32]]) ->
 def _stored(path: Path, name: str, entry: Mapping[str, Any], begin: int, size: int) -> Stored:
     kind, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if kind not in _BYTES:
-        raise ValueError(f"{name}: {kind}: one of {', '.join(_BYTES)}")
+        raise ValueError(f"{name}: {kind}: must be one of {', '.join(_BYTES)}")
     if any(type(number) is not int or number < 0 for number in (*shape, start, end)):
-        raise ValueError(f"{name}: {shape}: is not a shape")
+        raise ValueError(f"{name}: {shape}: must be whole numbers, at least 0")
     if end - start != math.prod(shape) * _BYTES[kind] or begin + end > size:
-        raise ValueError(f"{name}: is outside of the file")
+        raise ValueError(f"{name}: must lie within the file, with the bytes of its shape")
     return Stored(path, name, kind, tuple(shape), begin + start)
 
 

@@ -53,7 +53,7 @@ def test_check_returns_endpoint_and_line_count() -> None:
         ({"body": ...}, "body", "body: required"),
         ({"body": [1]}, "body", "body: must be a JSON object (got [1])"),
         ({"body": {"stream": True}}, "body.stream", "body.stream: batches do not stream: leave it out (got true)"),
-        ({"body": {"prompt": "a" * MOST}}, "", f"more than {MOST} bytes (--max-body-bytes)"),
+        ({"body": {"prompt": "a" * MOST}}, "", f"must have at most {MOST} bytes (--max-body-bytes)"),
     ],
 )
 def test_a_bad_line_is_named(change: dict[str, Any], field: str, said: str) -> None:

@@ -217,5 +217,5 @@ def _alphabet(tokenizer: Tokenizer) -> Int32Array:
 def _eos_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     ids = tokenizer.encode(tokenizer.special_tokens.get("eos_token", ""), add_special_tokens=False).tolist()
     if len(ids) != 1:
-        raise ConfigError("--sim-profile: eos_one_in: the tokenizer names no single eos_token")
+        raise ConfigError("--sim-profile: eos_one_in: needs a tokenizer with an eos_token of one id: set it to 0")
     return (ids[0],)

@@ -56,7 +56,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             if len(plane) != len(self.prefill_tokens):
                 raise ConfigError(f"table.ms[{i}]: has {len(plane)} lists, prefill_tokens {len(self.prefill_tokens)}")
         if len(self.ms) != len(self.rows):
-            raise ConfigError(f"table.ms: has {len(self.ms)} lists, rows has {len(self.rows)} points")
+            raise ConfigError(f"table.ms: must have {len(self.rows)} lists, one for each of rows, not {len(self.ms)}")
 
 
 def _locate(axis: tuple[float, ...], at: float) -> tuple[int, float]:

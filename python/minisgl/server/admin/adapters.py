@@ -24,7 +24,7 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 async def load_adapter_endpoint(context: ServerContext, body: LoadAdapterRequest, request: HttpRequest) -> Deferred:
     name, root = body.lora_name, _check_may(context, request)
     if name == context.served.name or name in context.served.aliases:
-        raise wrong("lora_name", f"{name[:80]!r} is the model's own name")
+        raise wrong("lora_name", f"{name[:80]!r} is the model's own name: choose another name")
     if name in context.client.adapters.by_name:
         raise wrong("lora_name", f"{name[:80]!r} is loaded already: unload it first, or choose another name")
     if (count := len(context.client.adapters.by_name)) >= context.config.max_loras:

@@ -109,7 +109,7 @@ class Live:
         """Register `watcher` of key `key` inside the block. Raises `ApiError` 429 if there are too many."""
         count, own = len(self._watchers), list(self._watchers.values()).count(key)
         if not has_room(MAX_WATCHERS, self._context.keys.num_owners, own, count, 1):
-            raise ApiError(429, f"{STREAM}: {count} clients are watching already", code="too_many_watchers")
+            raise ApiError(429, f"{STREAM}: {count} clients are watching: close one", code="too_many_watchers")
         for engine, steps in self._recent.items():
             watcher.begin(engine, steps)
         self._watchers[watcher] = key

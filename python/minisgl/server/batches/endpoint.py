@@ -269,9 +269,9 @@ class Batches:
             if file is None:
                 raise bad_value("input_file_id", body.input_file_id, "there is no such file")
             if file.purpose != PURPOSE:
-                raise bad_value("input_file_id", file.id, f"its purpose is {file.purpose}, and must be {PURPOSE}")
+                raise bad_value("input_file_id", file.id, f"its purpose must be {PURPOSE}, not {file.purpose}")
             if body.endpoint != file.url:
-                raise bad_value("endpoint", body.endpoint, f"the lines of {file.id} are for {file.url}")
+                raise bad_value("endpoint", body.endpoint, f"must be {file.url}, as in the lines of {file.id}")
             self._check_quota(store.used_bytes(owner))  # every batch writes files, also a failing one
             store.check_num_files(owner)
             info = BatchInfo(

@@ -88,7 +88,7 @@ def check_file(file: BinaryIO, max_line_bytes: int) -> CheckedFile:
         if line.url != (url := url or line.url):
             raise _bad(line.number, "url", line.url, f"the lines before it say {url}: a batch has one endpoint")
         if len(seen) > MAX_LINES:
-            raise BadLine(line.number, "", f"a file has at most {MAX_LINES} requests: send several")
+            raise BadLine(line.number, "", f"a file has at most {MAX_LINES} requests: send several files")
     if not seen:
         raise BadLine(1, "", "the file has no requests")
     return CheckedFile(url, len(seen))
@@ -102,7 +102,7 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[BatchLine]:
         if number > MAX_ROWS:
             raise BadLine(number, "", f"a file has at most {MAX_ROWS} lines, empty ones too")
         if len(raw.rstrip(b"\r\n")) > max_line_bytes:
-            raise BadLine(number, "", f"more than {max_line_bytes} bytes (--max-body-bytes)")
+            raise BadLine(number, "", f"must have at most {max_line_bytes} bytes (--max-body-bytes)")
         if raw.strip():
             yield _read(raw, number)
 

@@ -130,6 +130,6 @@ class ServerContext:
         """Check that `n` times `num_prompts` prompts, `num_tokens` tokens together, may be submitted. Raises `ApiError`
         400 for too many choices, 429 if a queue is full."""
         if num_prompts * n > BOUNDS.max_choices:
-            raise bad_value("n", n, f"at most {BOUNDS.max_choices} choices in one request")
+            raise bad_value("n", n, f"a request must have at most {BOUNDS.max_choices} choices in all")
         self.queue.check_room(num_prompts * n, num_tokens * n, key)
         self.keys.check(key, num_prompts * n)

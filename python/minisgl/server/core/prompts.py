@@ -261,7 +261,7 @@ class Prompts:
     def _fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
         most, vocab_size = self.info.max_seq_len, self.info.vocab_size
         if (fill_in := self._fill_in_tokens) is None or not self.fills_in:
-            raise bad_value("suffix", suffix, "this model has no fill-in-the-middle tokens")
+            raise bad_value("suffix", suffix, "this model has no fill-in-the-middle tokens: leave it out")
         prompts = [fill_in.encode(text, suffix, most=most).tolist() for text in texts]
         return prompts, tuple(token for token in fill_in.end_ids if token < vocab_size)
 
@@ -346,7 +346,7 @@ class Prompts:
         if self.info.simulated:
             for name in ("logprobs", "prompt_logprobs"):
                 if (requested := getattr(sampling, name)) is not None:
-                    raise bad_value(written.get(name, name), requested, "a simulated engine computes no probabilities")
+                    raise bad_value(written.get(name, name), requested, "a simulated engine has none: leave it out")
         vocab_size = self.info.vocab_size
         if beyond := sampling.beyond(vocab_size):
             name, token = beyond
@@ -361,7 +361,7 @@ def conversation(parsing: Parsing, request: Conversation) -> tuple[Callable[[], 
     begins = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     for name in variables:
         if name in TEMPLATE_NAMES:
-            raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
+            raise bad_value("chat_template_kwargs", name, "must be left out here: the request's own fields set it")
 
     for message in messages:
         message.leave_out()
@@ -411,7 +411,7 @@ def _truncated_between(ids: Int32Array, keep: int | None, side: Side, special: C
 def _check_stop(stop: tuple[str, ...], name: str) -> None:
     for text in stop:
         if len(text) > BOUNDS.max_stop_chars:
-            raise bad_value(name, text, f"at most {BOUNDS.max_stop_chars} characters in a stop string")
+            raise bad_value(name, text, f"must have at most {BOUNDS.max_stop_chars} characters")
 
 
 class _EncodingErrors:

@@ -272,7 +272,7 @@ def checked(data: dict[str, Any], model: type[B]) -> B:
     for one in (data, *(one for one in (inner if isinstance(inner, list) else [inner]) if isinstance(one, dict))):
         for alias, name in model.ALIASES.items():
             if (value := one.pop(alias, None)) is not None and one.setdefault(name, value) != value:
-                raise bad_value(alias, value, f"differs from {name}, its other name")
+                raise bad_value(alias, value, f"differs from {name}, its other name: give one of them")
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -309,9 +309,9 @@ def check_shape(body: bytes | bytearray, max_seq_len: int) -> None:
         num_containers += len(outside) - len(outside.translate(None, b":[{"))
         num_values += len(outside) - len(outside.translate(None, b",:[{"))
         if num_values > most:
-            raise _too_many(body, end, f"more than {most} values")
+            raise _too_many(body, end, f"must have at most {most} values")
         if num_containers > BOUNDS.max_containers:
-            raise _too_many(body, end, f"more than {BOUNDS.max_containers} lists, objects and fields")
+            raise _too_many(body, end, f"must have at most {BOUNDS.max_containers} lists, objects and fields")
 
 
 def _stretches(body: bytes | bytearray) -> Iterator[tuple[int, int]]:

@@ -85,7 +85,7 @@ class StructuredOutputs(Body):
         whitespace = self.whitespace_pattern
         if self.disable_any_whitespace:
             if whitespace:
-                raise ParamError(f"{field}.whitespace_pattern", whitespace, "not with disable_any_whitespace")
+                raise ParamError(f"{field}.whitespace_pattern", whitespace, "excludes disable_any_whitespace")
             whitespace = ""
         given: list[tuple[str, Kind, Any]] = [
             ("json", "json_schema", self.json_),

@@ -161,7 +161,7 @@ def tool_use(
     names = set[str]()
     for i, function in enumerate(functions):
         if function.name in names:
-            raise bad_value(f"tools.{i}.function.name", function.name, "another tool has this name")
+            raise bad_value(f"tools.{i}.function.name", function.name, "another tool has this name: give each its own")
         names.add(function.name)
     if isinstance(choice, Mapping):
         name = _named(choice)
@@ -319,7 +319,7 @@ def bound_arguments(use: ToolUse) -> dict[str, GrammarSource]:
     bound = {name: _of_object(checked(source)) for name, source in schemas.items()}
     size = sum(len(pieces.schema(source.value)) for source in bound.values())
     if size > MAX_BYTES:
-        raise ParamError("tools", size, f"their schemas have more than {MAX_BYTES} bytes together")
+        raise ParamError("tools", size, f"their schemas must have at most {MAX_BYTES} bytes together")
 
     def check(some: Iterable[GrammarSource]) -> None:
         rules = " | ".join(pieces.schema(source.value) for source in some)

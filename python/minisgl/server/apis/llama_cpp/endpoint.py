@@ -53,7 +53,7 @@ def _completion(body: LlamaCppSampling, **given: Any) -> CompletionRequest:
     """Convert a llama.cpp body into a completion request. Raises `ApiError`."""
     if body.stream_options is not None:
         raise bad_value(
-            "stream_options", body.stream_options.model_dump(exclude_none=True), "not supported by this route"
+            "stream_options", body.stream_options.model_dump(exclude_none=True), "not supported here: leave it out"
         )
     fields = {"max_tokens": TO_THE_END, **shared_fields(body, ()), **given}
     if fields.get("seed") in RANDOM_SEEDS:

@@ -240,7 +240,7 @@ async def _continued(context: ServerContext, body: OllamaGenerateRequest) -> Oll
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs or 0
     if body.think:
-        raise bad_value("think", body.think, "needs the chat template: not with raw or suffix")
+        raise bad_value("think", body.think, "cannot be used with raw or suffix, which leave out the chat template")
     with renamed(NAMES):
         completion = checked(present(fields), CompletionRequest)
         generation_input = await continuation(context, completion, has_gap=bool(body.suffix))

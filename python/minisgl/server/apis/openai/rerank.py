@@ -71,7 +71,7 @@ class ScoreRequest(PoolingBody):
         if len(one) == 1:
             one = one * len(other)
         if len(one) != len(other):
-            raise bad_value("text_1", len(one), f"must be one text, or as many as text_2 has: {len(other)}")
+            raise bad_value("text_1", len(one), f"must be one text, or {len(other)} texts as in text_2")
         return list(zip(one, other, strict=True))
 
 

@@ -65,7 +65,7 @@ def _piece(data: bytes) -> str | list[int]:
 async def detokenize_endpoint(context: ServerContext, body: DetokenizeRequest, request: HttpRequest) -> Response:
     """Decode token ids to text. Special tokens are shown unless `skip_special_tokens` is true."""
     if len(body.tokens) > (most := context.info.max_seq_len):
-        raise bad_value("tokens", len(body.tokens), f"at most {most} tokens, the context")
+        raise bad_value("tokens", len(body.tokens), f"must be at most {most} tokens, the model's context")
     vocab_size = context.info.vocab_size
     if body.tokens and max(body.tokens) >= vocab_size:
         raise bad_value("tokens", max(body.tokens), f"token ids must be below {vocab_size}")

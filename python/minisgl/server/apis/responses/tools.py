@@ -117,7 +117,7 @@ class GivenTools:
         listed = [one for one in choice.tools or () if isinstance(one, ResponseToolName)]
         names = {flat_name(one.name, one.namespace) for one in listed}
         if unknown := names - self.by_name.keys():
-            raise bad_value("tool_choice.tools", min(unknown), "no such tool in tools")
+            raise bad_value("tool_choice.tools", min(unknown), "must be the name of one of the tools")
         return [one for one in given if one.name in names]
 
     def for_chat(self) -> dict[str, Any]:

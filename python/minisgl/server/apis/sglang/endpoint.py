@@ -253,7 +253,7 @@ def _merged(
                 continue
             name, written = GenerateSampling.NAMES.get(given, given), prefix + given
             if name in values and values[name] != value:
-                raise bad_value(written, value, f"differs from {names[name]}, which is {values[name]!r:.80}")
+                raise bad_value(written, value, f"differs from {names[name]}, which is {values[name]!r:.80}: give one")
             values[name] = value
             names[name] = written
     return GenerateSampling.model_construct(**values), names
