@@ -87,7 +87,7 @@ def test_a_message_that_gets_no_answer_is_an_exit_code(server: ServerProcess) ->
     ("flags", "said"),
     [
         (("--model", "other"), "--model other: must be a model of the server: smollm2"),
-        (("--engine", "echo"), "--engine: is a flag of a server"),
+        (("--engine", "echo"), "--engine: cannot be used with --base-url"),
         (("--temperature", "hot"), "must be a number"),
     ],
 )
