@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 ATTRIBUTE = re.compile(r"#!?\[")
 END_OF_SIGNATURE = re.compile(r"[{;,}]$")
 NUM_EACH = 40
+TEXTS = (ast.JoinedStr, ast.Constant)
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,10 @@ def errors(root: Path = ROOT) -> Iterator[Docstring]:
     """Yield the text of each exception that the package raises with one; what is filled in stands in braces."""
     for file in sorted((root / "python" / "minisgl").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-                text, raised = node.exc.args[-1], ast.unparse(node.exc.func)
-                if isinstance(text, ast.JoinedStr) or (isinstance(text, ast.Constant) and isinstance(text.value, str)):
-                    yield Docstring(file.relative_to(root), node.lineno, f"raise {raised}", ast.unparse(text))
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                texts = [ast.unparse(argument) for argument in node.exc.args if isinstance(argument, TEXTS)]
+                if text := max(texts, key=len, default=""):  # others are names of fields and codes
+                    yield Docstring(file.relative_to(root), node.lineno, f"raise {ast.unparse(node.exc.func)}", text)
 
 
 def paragraphs(root: Path = ROOT) -> Iterator[Docstring]:
