@@ -129,7 +129,7 @@ class HttpVariant:
             name = str(answer.raise_for_status().json()["dtype"])
             return name if name in TORCH_DTYPES else "float32"  # the CPU engine multiplies blocks with float32
         except (httpx.HTTPError, ValueError, KeyError) as error:
-            raise Missing(f"{self.url}/health: {error!r}: give --dtype") from error
+            raise Missing(f"{self.url}/health does not name the server's dtype: {error!r}: give --dtype") from error
 
     def ask(self, prompts: Sequence[str], num_out: int) -> Times:
         fixed = {**BODY, "model": self._server.model, "max_tokens": num_out}
