@@ -90,11 +90,7 @@ def errors(root: Path = ROOT) -> Iterator[Docstring]:
     for file in sorted((root / "python" / "minisgl").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                texts = [
-                    ast.unparse(argument)
-                    for argument in node.exc.args
-                    if isinstance(argument, ast.JoinedStr | ast.Constant)
-                ]
+                texts = [ast.unparse(one) for one in node.exc.args if isinstance(one, ast.JoinedStr | ast.Constant)]
                 if text := max(texts, key=len, default=""):  # others are names of fields and codes
                     yield Docstring(file.relative_to(root), node.lineno, f"raise {ast.unparse(node.exc.func)}", text)
 
