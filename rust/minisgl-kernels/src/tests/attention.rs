@@ -104,7 +104,7 @@ fn q4_takes_9_32nds_of_f16_and_needs_whole_blocks() {
         let told = KvPool::new(shape(KvDtype::Q4, dim, latent)).err().unwrap().to_string();
         let odd = if latent.is_some() { 80 } else { dim };
         assert!(
-            told.contains(&format!("--kv-dtype q4: the model has heads of {odd} numbers")),
+            told.contains(&format!("--kv-dtype q4: the model has heads of {odd} elements")),
             "{told}"
         );
         assert!(KvPool::new(shape(KvDtype::Q8, dim, latent)).is_ok());
