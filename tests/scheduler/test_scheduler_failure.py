@@ -213,5 +213,5 @@ def test_limits_of_the_cache_are_checked(
     config = ControlPlaneConfig(16, 4, 8, 64, 61)
     assert config.num_pinnable_pages == 1
     control_plane(replace(config, max_pinned_pages=1, cache_token_budget=1, cache_max_prompt=1))
-    with pytest.raises(ValueError, match=f"{field}: {value}: at "):
+    with pytest.raises(ValueError, match=f"{field}: {value}: must be at "):
         control_plane(replace(config, **{field: value}))

@@ -112,7 +112,7 @@ def test_neutral_values_have_no_grammar(http: httpx.Client, server: Frontend, no
         ),
         ({"guided_regex": "("}, "guided_regex", "unclosed"),
         ({"guided_json": {"type": "strnig"}}, "guided_json", "strnig"),
-        ({"guided_grammar": "nonsense"}, "guided_grammar", "neither"),
+        ({"guided_grammar": "nonsense"}, "guided_grammar", "must be Lark or GBNF"),
         ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "guidance"),
         ({"regex": "a", "ebnf": GBNF}, "ebnf", "give one of regex and ebnf"),
         ({"regex": "a", "guided_regex": "b"}, "regex", "give one of guided_regex and regex"),

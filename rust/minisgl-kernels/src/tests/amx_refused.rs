@@ -25,13 +25,10 @@ fn with_small_signal_stack(then: impl FnOnce()) {
 }
 
 #[test]
-fn tiles_are_missing_without_the_systems_permission() {
+fn tiles_need_the_systems_permission() {
     if std::env::var_os("MINISGL_TEST_ALONE").is_none() {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        child.args([
-            "--exact",
-            "tests::amx_refused::tiles_are_missing_without_the_systems_permission",
-        ]);
+        child.args(["--exact", "tests::amx_refused::tiles_need_the_systems_permission"]);
         let output = child.env("MINISGL_TEST_ALONE", "1").output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && said.contains("1 passed"), "{said}");
