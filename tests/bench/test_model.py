@@ -61,7 +61,7 @@ def test_each_point_of_each_round(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--prompt", "0", "--generate", "0"), "nothing is left"),
+        (("--prompt", "0", "--generate", "0"), "one of them must be at least 1"),
         (("--depth", "-1"), "--depth -1"),
         (("--batch", "0"), "--batch 0"),
         (("--repeats", "0"), "--repeats 0"),

@@ -49,8 +49,8 @@ def test_checks(check: Check, state: str) -> None:
     ("run", "state", "reason"),
     [
         ('python -c "raise SystemExit(3)"', "failed", "exit code 3"),
-        ('python -c "print(1)"', "could not run", "no JSON object"),
-        ('python -c "print()"', "could not run", "no JSON object"),
+        ('python -c "print(1)"', "could not run", "not a JSON object"),
+        ('python -c "print()"', "could not run", "not a JSON object"),
         ("no-such-program-anywhere", "could not run", "No such file"),
     ],
 )

@@ -160,7 +160,7 @@ def test_kv_heads_must_divide_or_be_divided_by_ranks(tmp_path: Path) -> None:
         (4, {"device": "cuda:1"}, 2, "3 CUDA devices"),
         (8, {"device": "cpu"}, 1, "no CUDA device"),
         (8, {"torch_compile": True}, 1, "--torch-compile"),
-        (8, {"model_impl": "transformers"}, 1, "of transformers"),
+        (8, {"model_impl": "transformers"}, 1, "transformers' layers"),
     ],
 )
 def test_auto_ranks_use_devices_that_the_model_can_be_sharded_over(

@@ -191,9 +191,9 @@ def test_invalid_ids_and_infinite_values_are_handled() -> None:
     sampler.bind(assignment(0, asks, [1, 70], [2, 80]))
     logits = np.zeros((1, 8), np.float32)
     assert sampler.step(logits, [0], [4])[0] == [3]
-    with pytest.raises(ValueError, match="slot: 1"):
+    with pytest.raises(ValueError, match="slot is 1"):
         sampler.step(logits, [1], [4])
-    with pytest.raises(ValueError, match="rows"):
+    with pytest.raises(ValueError, match="row counts"):
         sampler.step(logits, [0, 0], [4, 4])
 
 

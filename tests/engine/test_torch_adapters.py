@@ -107,7 +107,7 @@ def _of(variant: str, *targets: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("save", "model", "reason"),
     [
-        (_with(use_dora=True), "llama-bias-untied", "adapter_config.json: use_dora: true: DoRA's magnitudes"),
+        (_with(use_dora=True), "llama-bias-untied", "adapter_config.json: use_dora: true: DoRA is not supported"),
         (_with(bias="all"), "llama-bias-untied", 'bias: "all": biases are not supported'),
         (_with(modules_to_save=["lm_head"]), "llama-bias-untied", 'modules_to_save: \\["lm_head"\\]'),
         (_with(peft_type="IA3"), "llama-bias-untied", "peft_type: 'IA3': only LORA"),

@@ -52,7 +52,7 @@ def test_page_lists_the_models_that_were_tested() -> None:
     """After a change: `python -m tests.helpers.our_models`."""
     page = our_models.PAGE.read_text(encoding="utf-8")
     assert our_models.written(page, our_models.recorded()) == page
-    refused = page.partition("Refused by name")[2].partition("\n\n")[0]
+    refused = page.partition("refused by name, with the reason")[2].partition("\n\n")[2].partition("\n\n")[0]
     assert [one.architecture for one in REFUSED if f"`{one.architecture}`" not in refused] == []
 
 

@@ -51,7 +51,7 @@ def test_a_window_that_only_the_mask_knows_is_seen() -> None:
     [
         ("BertLMHeadModel", {}, "is not causal"),
         ("DogeForCausalLM", {}, "neither causal nor that of a sliding window"),
-        ("GptOssForCausalLM", {"num_local_experts": 4, "head_dim": 16}, "given s_aux"),
+        ("GptOssForCausalLM", {"num_local_experts": 4, "head_dim": 16}, "argument s_aux"),
     ],
 )
 def test_unsupported_attention_arguments_are_refused(architecture: str, settings: dict[str, Any], says: str) -> None:
