@@ -39,16 +39,16 @@ API_KEY = "MINISGL_API_KEY"
 """API key that clients must send, and that `minisgl chat` sends. `--api-key` wins, but shows in lists of processes."""
 
 ECHO_FAIL_STEPS = "MINISGL_ECHO_FAIL_STEPS"
-"""For tests of a server: steps whose forward fails on the echo engine, separated by commas."""
+"""Steps whose forward fails on the echo engine, separated by commas. For tests of a server."""
 
 ECHO_STATES = "MINISGL_ECHO_STATES"
-"""For tests: give the echo engine recurrent states, and this number of slots for state snapshots."""
+"""Number of slots for state snapshots of the echo engine, which gets recurrent states by it. For tests."""
 
 HEAD_WAIT = "MINISGL_HEAD_WAIT"
-"""For tests: seconds of `minisgl.config.Silence.head_wait`, so that a slow machine changes no stream's status."""
+"""Seconds of `minisgl.config.Silence.head_wait`. For tests: a slow machine then changes no stream's status."""
 
 STEP_DELAY_FILE = "MINISGL_STEP_DELAY_FILE"
-"""For tests and screenshots: a file with a delay of each step in milliseconds, which may change at any time."""
+"""File with a delay of each step in milliseconds, read anew at each step. For tests and screenshots."""
 
 SHADOW = "MINISGL_CPU_BACKEND_SHADOW"
 """1: run the other scheduler with the same calls, and compare their decisions."""
@@ -63,7 +63,7 @@ SHADOW_MAX_DIFFS = "MINISGL_CPU_BACKEND_SHADOW_MAX_DIFFS"
 """A shadow stops after this number of differences. Default: 100."""
 
 FAULTY_CONTROL_PLANE = "MINISGL_FAULTY_CONTROL_PLANE"
-"""For tests of a server: where its scheduler fails, such as commit:40:after."""
+"""Point at which the scheduler fails, such as commit:40:after. For tests of a server."""
 
 TRANSPORT_LATENCY_STATS = "MINISGL_TRANSPORT_LATENCY_STATS"
 """1: measure encoding, decoding and queueing of the messages between the processes."""

@@ -190,7 +190,7 @@ _METHODS: dict[str, Callable[..., int]] = {
     "join": _joined,
     "translate": _translated,
 }
-"""By method name: function of the object and the arguments that returns the longest result."""
+"""Functions, by method name, that return the longest result of a call, from the object and the arguments."""
 
 _FILTERS: dict[str, Callable[..., int]] = {
     **dict.fromkeys(("center", "batch", "slice", "round"), _widths),
