@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -53,6 +54,13 @@ class Caller(threading.Thread):
         if number:
             self._peer.send(*(self.sent[req_id] for req_id in range(begin, begin + number)))
 
+    def num_tokens(self) -> dict[int, int]:
+        """Return how many tokens each request that has not ended has got."""
+        got = streams(list(self._peer.received))
+        return {
+            req_id: len(got.get(req_id, ([], 0))[0]) for req_id in list(self.sent) if not got.get(req_id, ([], 0))[1]
+        }
+
     def check(self) -> None:
         assert self.error is None
         found = streams(self._peer.received)
@@ -86,6 +94,12 @@ def disturb(pool: Pool, draw: random.Random, signum: int) -> int:
     return engine
 
 
+def have_moved(before: list[dict[int, int]], callers: list[Caller]) -> bool:
+    """Return whether each request that was live `before`, by caller, has ended or got a token since."""
+    now = [caller.num_tokens() for caller in callers]
+    return not any(new.get(one) == count for old, new in zip(before, now, strict=True) for one, count in old.items())
+
+
 def chaos(seed: int, signals: Iterable[int]) -> None:
     draw = random.Random(seed)
     with Pool(3, policy=draw.choice(["round_robin", "least_load", "random", "cache_aware"])) as pool:
@@ -93,8 +107,12 @@ def chaos(seed: int, signals: Iterable[int]) -> None:
         for caller in callers:
             caller.start()
         losses = [0, 0, 0]
+        before: list[dict[int, int]] = [{} for _ in callers]
         for signum in signals:
+            # a request that is lost twice without a token between ends with an error: it may be what kills engines
+            until(partial(have_moved, before, callers), "a request gets no token")
             losses[disturb(pool, draw, signum)] += 1
+            before = [caller.num_tokens() for caller in callers]
         for caller in callers:
             caller.enough.set()
         for caller in callers:
