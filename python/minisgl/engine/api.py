@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minisgl.grammar.slots import Matcher
+from minisgl.prompt_image import PromptImage
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Int32Array, StepBuffers, StepPlan
 
@@ -44,6 +45,7 @@ class EngineInfo:
     graph_sizes: tuple[int, ...] = ()  # row counts to which steps with one token a row are padded
     num_checkpoints: int | None = None  # slots for saved recurrent states; None if the model has no states
     kind: ModelKind = "decoder"
+    sees: bool = False  # it has loaded the model's vision tower, and accepts images
 
     @property
     def shares_prefixes(self) -> bool:
@@ -118,7 +120,7 @@ class SlotAssignment:
     moment; the first `num_prompt` of them are the prompt (penalties count them separately). `sampling.seed` is
     resolved, never None. `grammar` belongs to this request: the engine restarts it with the generated tokens, in
     forward order. `stored` has at least the pages that plans load for the slot. Pages that the slot fills are stored in
-    the namespace `space` and shared only within it."""
+    the namespace `space` and shared only within it. `images` are those of the prompt, by start."""
 
     slot: int
     req_id: int
@@ -128,6 +130,7 @@ class SlotAssignment:
     grammar: Matcher | None = None
     stored: StoredPages | None = None
     space: bytes = b""
+    images: Sequence[PromptImage] = ()
 
     def generated(self) -> list[int]:
         """Return the ids that the request has generated so far, to restart its grammar; empty if it has no grammar."""

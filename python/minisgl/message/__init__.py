@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import msgspec
 
+from minisgl.prompt_image import PromptImage
 from minisgl.sampling_params import SamplingParams
 
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 17
 ID_BITS = 40  # bits of a front end's request ids; the engine process uses the higher ones
 ID_LIMIT = 1 << ID_BITS
 WATCH_S = 3.0  # seconds that a `Watch` lasts
@@ -26,7 +27,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True, array_like=True):
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
     """A new request. `req_id` is the front end's own: at least 0, below `ID_LIMIT`, and above all earlier ones of its
-    connection. `tokens` are int32 bytes: the prompt, then `num_generated` tokens that a lost engine had generated.
+    connection. `tokens` are int32 bytes: the prompt (with the virtual ids of `images`), then `num_generated` tokens that a lost engine had generated.
     `sampling` is checked and resolved: seed and max_tokens are set, n is 1. `key` is the index of the client's API key
     in the key file (0: none), for the routing among engines. `background`: low priority (`step.Arrival`)."""
 
@@ -37,6 +38,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
     num_generated: int = 0
     key: int = 0
     background: bool = False
+    images: tuple[PromptImage, ...] = ()
 
 
 class AbortRequest(msgspec.Struct, tag="abort", frozen=True, array_like=True):
@@ -138,6 +140,7 @@ class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
     simulated: str = ""
     engine_details: str = ""
     kind: str = "decoder"  # or "encoder", "cross_encoder", "judge", which generate no text
+    sees: bool = False  # it accepts images: those of the model folder's processor
 
     @property
     def gives_scores(self) -> bool:
