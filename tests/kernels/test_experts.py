@@ -109,7 +109,7 @@ def uses_are_dealt_in_order(tokens: int, count: int, per_token: int, block_m: in
 
     shape = (tokens, min(per_token, count))
     chosen = torch.randint(0, count, shape, generator=torch.Generator().manual_seed(seed))
-    uses, owners = experts_triton.deal(chosen, count, block_m)
+    uses, owners = experts_triton.assign_uses(chosen, count, block_m)
     flat, expected, blocks = chosen.flatten().tolist(), list[int](), list[int]()
     for expert in range(count):
         mine = [use for use, choice in enumerate(flat) if choice == expert]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -324,13 +323,14 @@ def begin_with_a_state_of_fewer_tokens(patch: Patch) -> None:
     """Of those whose pages the tree has, all count, not only those before the state that is at hand."""
     original = admission._find
 
-    def find(request: Request, length: int, tree: RadixTree, step: int) -> admission._Found:
+    def find(request: Request, length: int, tree: RadixTree, step: int) -> Any:
         found = original(request, length, tree, step)
-        if not found.has_state:
+        _, _, num_found, _, has_state = found
+        if not has_state:
             return found
         at, start = len(request.pages), request.handle or tree.root
-        match = tree.match(start, request.tokens, at, at + found.num_found, request.namespace)
-        return dataclasses.replace(found, match=match)
+        match = tree.match(start, request.tokens, at, at + num_found, request.namespace)
+        return match, *found[1:]
 
     patch.setattr(admission, "_find", find)
 
