@@ -51,6 +51,7 @@ from minisgl.message import (
 )
 from minisgl.message.codec import encode, framed, stamped
 from minisgl.message.prepared import AnswerParts, PassOn, Prepared, PreparedGeneration, Read, WholeAnswer
+from minisgl.prompt_image import PromptImage
 from minisgl.sampling_params import SamplingParams
 
 FOLDER = Path(__file__).with_name("golden")
@@ -88,12 +89,18 @@ EVERY_FIELD = SamplingParams(
     embedding="last",
     adapter=3,
 )
+IMAGE = PromptImage(bytes(range(32)), 1, 2, (2, 4), b"ab" * 40)
+WIDE_IMAGE = PromptImage(bytes(32), 300, 70000, (2, 140000), b"c" * 300)
 WITH_GRAMMAR = SamplingParams(max_tokens=5, seed=0, grammar="start: /ä/")
 
 TO_ENGINE: dict[str, list[ToEngine]] = {
     "hello": [Hello("gateway")],
     "add": [AddRequest(0, int32(), SamplingParams())],
     "add_every_field": [AddRequest(ID_LIMIT - 1, int32(0, 1, 151643, 2**31 - 1), EVERY_FIELD, -3, 2, 5, True)],
+    "add_images": [
+        AddRequest(3, int32(1, 2**30, 2**31 - 1), SamplingParams(), images=(IMAGE, WIDE_IMAGE)),
+        AddRequest(4, int32(1, 2**30, 2**31 - 1), SamplingParams(), images=(IMAGE, IMAGE)),
+    ],
     "add_grammar": [AddRequest(3, int32(1), WITH_GRAMMAR)],
     "add_usual": [
         AddRequest(300, int32(*range(70)), SamplingParams(max_tokens=16, temperature=0.0, seed=2**63 - 1)),
@@ -150,6 +157,7 @@ FROM_ENGINE: dict[str, list[FromEngine]] = {
             "a profile",
             "2 ranks",
             "encoder",
+            True,
         )
     ],
     "stats": [STATS],
@@ -186,6 +194,9 @@ FROM_ENGINE: dict[str, list[FromEngine]] = {
             num_shadow_equal_total=30,
             num_shadow_different_total=31,
             num_shadow_failed_total=32,
+            num_tower_runs_total=33,
+            num_tower_hits_total=34,
+            image_bytes=2**35,
         )
     ],
     "heartbeat": [Heartbeat("idle", 0.5), Heartbeat("forward", 1.25, 17, 2.5, 4096)],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl.message import AbortRequest, Heartbeat
+from minisgl.message import AbortRequest, AddRequest, Heartbeat
 from minisgl.message.codec import (
     MAX_FRAME_BYTES,
     Codec,
@@ -16,11 +16,15 @@ from minisgl.message.codec import (
     MeasuredCodec,
     MessageError,
     decode_from_engine,
+    decode_to_engine,
+    encode,
     framed,
     sent_ns,
     stamped,
 )
 from minisgl.metrics.meters import Meter, Meters
+from minisgl.prompt_image import PromptImage
+from minisgl.sampling_params import SamplingParams
 
 
 def test_measured_frames_are_read_by_both_sides() -> None:
@@ -48,6 +52,25 @@ def test_a_stamped_frame_of_another_version_is_refused() -> None:
     frame = stamped(Codec().encode([]), 5)
     with pytest.raises(MessageError):
         decode_from_engine(bytes([frame[0] ^ 1]) + frame[1:])
+
+
+def test_pixels_repeated_in_a_frame_are_sent_once() -> None:
+    pixels = bytes(3_000_000)
+    image = PromptImage(bytes(32), 1, 1024, (64, 64), pixels)
+    later = PromptImage(bytes(32), 2000, 1024, (64, 64), pixels)
+    choices = [AddRequest(i, b"", SamplingParams(seed=i), images=(image, later)) for i in range(128)]
+    frame = encode(choices)
+    assert len(pixels) < len(frame) < len(pixels) + 50_000
+    found = decode_to_engine(frame)
+    assert found == choices
+    held = {id(one.pixels) for request in found if isinstance(request, AddRequest) for one in request.images}
+    assert len(held) == 1, "the receiver keeps one copy"
+
+
+def test_an_image_without_pixels_is_refused() -> None:
+    bare = PromptImage(bytes(32), 1, 1024, (64, 64), b"")
+    with pytest.raises(MessageError, match="an image has no pixels"):
+        decode_to_engine(encode([AddRequest(3, b"", SamplingParams(), images=(bare,))]))
 
 
 def taken(reader: FrameReader) -> list[bytes]:

@@ -35,6 +35,7 @@ from minisgl.message import (
     UnloadAdapter,
 )
 from minisgl.message.codec import LENGTH_BYTES, decode_to_engine, encode, framed
+from minisgl.prompt_image import PromptImage
 from minisgl.sampling_params import SamplingParams
 from tests.message.golden_frames import FROM_ENGINE, TO_ENGINE, int32, int64
 
@@ -83,9 +84,19 @@ SAMPLING = st.builds(
 )
 # only what ends by itself can have one
 WITH_GRAMMAR = st.builds(SamplingParams, grammar=st.text(max_size=300), temperature=between(0, 2), seed=I64)
+# few, so that requests of one frame share some
+IMAGES = st.lists(
+    st.builds(
+        lambda kind, start, grid: PromptImage(bytes([kind]) * 32, start, kind, grid, bytes([kind]) * kind),
+        st.sampled_from([1, 2, 255]),
+        COUNTS,
+        st.tuples(COUNTS, COUNTS),
+    ),
+    max_size=3,
+).map(tuple)
 TO: st.SearchStrategy[ToEngine] = st.one_of(
     st.builds(Hello, TEXTS),
-    st.builds(AddRequest, REQ_IDS, ARRAYS, SAMPLING | WITH_GRAMMAR, I64, I64, I64, st.booleans()),
+    st.builds(AddRequest, REQ_IDS, ARRAYS, SAMPLING | WITH_GRAMMAR, I64, I64, I64, st.booleans(), IMAGES),
     st.builds(AbortRequest, REQ_IDS),
     st.builds(FinishRequest, REQ_IDS),
     st.builds(AddPrefix, I64, ARRAYS, st.booleans()),
@@ -146,6 +157,8 @@ READY = st.builds(
     TEXTS,
     TEXTS,
     TEXTS,
+    TEXTS,
+    st.booleans(),
 )
 FROM: st.SearchStrategy[FromEngine] = st.one_of(
     steps(),
@@ -184,6 +197,10 @@ def test_recorded_frames_are_passed_on_unchanged() -> None:
         (AddRequest(ID_LIMIT, b"", SamplingParams()), "is out of range"),
         (AbortRequest(-1), "is out of range"),
         (AddRequest(3, b"abc", SamplingParams()), "the tokens of request 3: 3 bytes are no multiple of 4 bytes"),
+        (
+            AddRequest(3, b"", SamplingParams(), images=(PromptImage(b"a", 0, 1, (1, 1), b""),)),
+            "request 3: an image has no pixels",
+        ),
         (AddRequest(3, b"", SamplingParams(), 2**63), "`9223372036854775808`, expected i64"),
         (AddRequest(3, b"", SamplingParams(seed=2**63)), "`9223372036854775808`, expected i64"),
         (AddPrefix(3, b"abc"), "no multiple of 4 bytes"),

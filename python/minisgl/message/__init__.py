@@ -27,9 +27,10 @@ class Hello(msgspec.Struct, tag="hello", frozen=True, array_like=True):
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
     """A new request. `req_id` is the front end's own: at least 0, below `ID_LIMIT`, and above all earlier ones of its
-    connection. `tokens` are int32 bytes: the prompt (with the virtual ids of `images`), then `num_generated` tokens that a lost engine had generated.
-    `sampling` is checked and resolved: seed and max_tokens are set, n is 1. `key` is the index of the client's API key
-    in the key file (0: none), for the routing among engines. `background`: low priority (`step.Arrival`)."""
+    connection. `tokens` are int32 bytes: the prompt (with the virtual ids of `images`, which are in order), then
+    `num_generated` tokens that a lost engine had generated. `sampling` is checked and resolved: seed and max_tokens are
+    set, n is 1. `key` is the index of the client's API key in the key file (0: none), for the routing among engines.
+    `background`: low priority (`step.Arrival`)."""
 
     req_id: int
     tokens: bytes
@@ -229,6 +230,9 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     num_shadow_different_total: int = 0
     num_shadow_failed_total: int = 0
     failovers: tuple[tuple[str, str, str], ...] = ()  # scheduler, part, kind of error
+    num_tower_runs_total: int = 0  # images that the vision tower computed
+    num_tower_hits_total: int = 0  # images whose embeddings were cached
+    image_bytes: int = 0  # size of the cache of image embeddings
 
     def shadow_calls(self) -> dict[str, int]:
         """Return the number of calls that a shadow scheduler compared, by result."""

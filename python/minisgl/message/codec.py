@@ -3,18 +3,19 @@ the time of sending between the two, eight bytes of the system-wide monotonic cl
 machine. On a stream socket each frame is preceded by its length (four bytes, little-endian).
 
 Invariants: a frame of another version, or one that does not match the types, is a `MessageError`, never a wrong
-message. Only whole frames are returned; an incomplete one uses no more memory than its received bytes.
+message. The pixels of an image are once in a frame, however many of its requests have the image. Only whole frames are returned; an incomplete one uses no more memory than its received bytes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import msgspec
 
-from minisgl.message import SCHEMA_VERSION, FromEngine, ToEngine
+from minisgl.message import SCHEMA_VERSION, AddRequest, FromEngine, ToEngine
+from minisgl.prompt_image import PromptImage
 
 _VERSION = SCHEMA_VERSION.to_bytes(2, "little")
 _STAMPED = (SCHEMA_VERSION | 0x8000).to_bytes(2, "little")
@@ -31,7 +32,31 @@ class MessageError(ValueError):
 
 
 def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
+    if _have_images(messages):
+        sent = set[bytes]()
+
+        def sent_once(image: PromptImage) -> PromptImage:
+            if image.digest in sent:
+                return msgspec.structs.replace(image, pixels=b"")
+            sent.add(image.digest)
+            return image
+
+        messages = _with_images(messages, sent_once)
     return _VERSION + _encoder.encode(messages)
+
+
+def _have_images(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> TypeGuard[Sequence[ToEngine]]:
+    return any(isinstance(one, AddRequest) and one.images for one in messages)
+
+
+def _with_images(messages: Sequence[ToEngine], change: Callable[[PromptImage], PromptImage]) -> list[ToEngine]:
+    """Return the messages with the result of `change` in place of each image."""
+    return [
+        msgspec.structs.replace(one, images=tuple(map(change, one.images)))
+        if isinstance(one, AddRequest) and one.images
+        else one
+        for one in messages
+    ]
 
 
 def encode_any(messages: Sequence[msgspec.Struct]) -> bytes:
@@ -66,7 +91,21 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:
 
 
 def decode_to_engine(frame: bytes) -> list[ToEngine]:
-    return _decoded(_to_engine, frame)
+    messages = _decoded(_to_engine, frame)
+    if not _have_images(messages):
+        return messages
+    sent = dict[bytes, bytes]()
+
+    def whole(image: PromptImage) -> PromptImage:
+        if image.pixels:
+            sent[image.digest] = image.pixels
+        elif image.digest in sent:
+            return msgspec.structs.replace(image, pixels=sent[image.digest])
+        else:
+            raise MessageError("an image has no pixels")
+        return image
+
+    return _with_images(messages, whole)
 
 
 def decode_from_engine(frame: bytes) -> list[FromEngine]:

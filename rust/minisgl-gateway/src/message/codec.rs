@@ -4,6 +4,7 @@
 //! Invariants: no memory is reserved for a length that the bytes only claim; a value of another type is an error;
 //! unknown fields at the end of a message are skipped.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -15,8 +16,8 @@ use serde::ser::Serialize;
 use super::packed::{Packed, PackedVec, unpack};
 use super::prepared::Prepared;
 use super::types::{
-    FromEngine, ID_LIMIT, LENGTH_BYTES, MessageError, NewRequest, SCHEMA_VERSION, STAMPED, SamplingParams, StepTokens,
-    ToEngine,
+    FromEngine, ID_LIMIT, LENGTH_BYTES, MessageError, NewRequest, PromptImage, SCHEMA_VERSION, STAMPED, SamplingParams,
+    StepTokens, ToEngine,
 };
 
 /// Maximum nesting depth of a message; a deeper one is an error.
@@ -24,10 +25,13 @@ const MAX_DEPTH: usize = 32;
 
 // ------------------------------------------------------------------------------------------------------------ writing
 
-/// Encodes `messages` as one frame with its length prefix.
+/// Encodes `messages` as one frame with its length prefix. The pixels of an image are sent once in a frame.
 #[must_use]
 pub fn encode(messages: &[ToEngine]) -> Vec<u8> {
-    frame(messages, estimate, put_to_engine)
+    let mut sent = HashSet::new();
+    frame(messages, estimate, |out, message| {
+        put_to_engine(out, message, &mut sent)
+    })
 }
 
 /// Encodes messages of a pool of engines as one frame with its length prefix. Messages of which this side decodes only
@@ -54,12 +58,19 @@ pub fn list_of(messages: &[&[u8]]) -> Vec<u8> {
 /// Estimates the encoded size of `message` in bytes.
 pub(crate) fn estimate(message: &ToEngine) -> usize {
     match message {
-        ToEngine::AddRequest(NewRequest { tokens, .. }) | ToEngine::AddPrefix { tokens, .. } => 4 * tokens.len() + 128,
+        ToEngine::AddRequest(NewRequest { tokens, images, .. }) => {
+            4 * tokens.len() + 128 + images.iter().map(|image| image.pixels.len() + 64).sum::<usize>()
+        }
+        ToEngine::AddPrefix { tokens, .. } => 4 * tokens.len() + 128,
         _ => 24,
     }
 }
 
-fn frame<M>(messages: &[M], estimate: impl Fn(&M) -> usize, put: impl Fn(&mut Vec<u8>, &M)) -> Vec<u8> {
+fn frame<'a, M>(
+    messages: &'a [M],
+    estimate: impl Fn(&M) -> usize,
+    mut put: impl FnMut(&mut Vec<u8>, &'a M),
+) -> Vec<u8> {
     let mut out = Vec::with_capacity(16 + messages.iter().map(estimate).sum::<usize>());
     out.extend([0; LENGTH_BYTES]);
     out.extend(SCHEMA_VERSION.to_le_bytes());
@@ -81,11 +92,12 @@ fn put_array(out: &mut Vec<u8>, length: usize) {
     let _ = rmp::encode::write_array_len(out, u32::try_from(length).unwrap_or(u32::MAX));
 }
 
-fn put_to_engine(out: &mut Vec<u8>, message: &ToEngine) {
+/// Appends a message; `sent` has the digests of the images whose pixels the frame has already.
+fn put_to_engine<'a>(out: &mut Vec<u8>, message: &'a ToEngine, sent: &mut HashSet<&'a [u8]>) {
     match message {
         ToEngine::Hello { name } => put(out, &("hello", name)),
         ToEngine::AddRequest(new) => {
-            put_array(out, 8);
+            put_array(out, 9);
             put(out, &"add");
             put(out, &new.req_id);
             put(out, &Packed(&new.tokens));
@@ -94,6 +106,12 @@ fn put_to_engine(out: &mut Vec<u8>, message: &ToEngine) {
             put(out, &new.num_generated);
             put(out, &new.key);
             put(out, &new.background);
+            put_array(out, new.images.len());
+            for image in &new.images {
+                let pixels: &[u8] = if sent.insert(&image.digest) { &image.pixels } else { &[] };
+                let place = (image.start, image.num_tokens, image.grid);
+                put(out, &(Packed(&image.digest), place.0, place.1, place.2, Packed(pixels)));
+            }
         }
         ToEngine::AbortRequest(req_id) => put(out, &("abort", req_id)),
         ToEngine::FinishRequest(req_id) => put(out, &("finish", req_id)),
@@ -135,14 +153,13 @@ fn put_from_engine(out: &mut Vec<u8>, message: &FromEngine) {
     }
 }
 
-/// Appends a struct of fewer than 15 fields as an array of its tag and its fields.
+/// Appends a struct of fewer than 16 fields as an array of its tag and its fields.
 fn put_tagged(out: &mut Vec<u8>, tag: &str, fields: &impl Serialize) {
-    let header = out.len();
-    put(out, fields);
-    out[header] += 1;
-    let mut name = Vec::new();
-    put(&mut name, &tag);
-    out.splice(header + 1..=header, name);
+    let mut encoded = Vec::new();
+    put(&mut encoded, fields);
+    put_array(out, usize::from(encoded[0] & 0x0f) + 1);
+    put(out, &tag);
+    out.extend_from_slice(&encoded[1..]);
 }
 
 fn put_step(out: &mut Vec<u8>, step: &StepTokens) {
@@ -175,7 +192,26 @@ pub fn decode_each(frame: &[u8], each: impl FnMut(FromEngine, &[u8])) -> Result<
 pub fn decode_to_engine(frame: &[u8]) -> Result<Vec<ToEngine>, MessageError> {
     let mut found = Vec::new();
     read_each(frame, |message, _| found.push(message))?;
+    fill_pixels(&mut found)?;
     Ok(found)
+}
+
+/// Gives each image without pixels those of an earlier image of the frame that has the same digest.
+fn fill_pixels(messages: &mut [ToEngine]) -> Result<(), MessageError> {
+    let mut sent = HashMap::new();
+    for message in messages {
+        let ToEngine::AddRequest(new) = message else { continue };
+        for PromptImage { digest, pixels, .. } in &mut new.images {
+            if pixels.is_empty() {
+                let req_id = new.req_id;
+                let missing = || malformed(format!("request {req_id}: an image has no pixels"));
+                pixels.clone_from(sent.get(digest).ok_or_else(missing)?);
+            } else {
+                sent.insert(digest.clone(), pixels.clone());
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Decodes Python's result, a frame of one message without its length prefix. Fails for unknown tool call or reasoning
@@ -374,6 +410,7 @@ impl Message for ToEngine {
                     num_generated: or_default(fields)?,
                     key: or_default(fields)?,
                     background: or_default(fields)?,
+                    images: or_default(fields)?,
                 })
             }
             "abort" => Self::AbortRequest(request_id(fields)?),

@@ -16,6 +16,6 @@ pub use codec::{decode, decode_each, decode_prepared, decode_to_engine, encode, 
 pub use packed::Pairs;
 pub use types::{
     Embedding, EngineReady, EngineStats, FromEngine, Heartbeat, ID_LIMIT, LENGTH_BYTES, LoadProgress, MAX_FRAME_BYTES,
-    MessageError, NewRequest, Phase, PromptLogprobs, SCHEMA_VERSION, SamplingParams, StepTokens, ToEngine,
+    MessageError, NewRequest, Phase, PromptImage, PromptLogprobs, SCHEMA_VERSION, SamplingParams, StepTokens, ToEngine,
     TokenLogprobs, frame_length,
 };

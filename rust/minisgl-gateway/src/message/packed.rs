@@ -67,8 +67,8 @@ pub mod bytes {
         Packed(bytes).serialize(serializer)
     }
 
-    pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
-        Ok(PackedVec::deserialize(deserializer)?.0)
+    pub fn deserialize<'de, T: From<Vec<u8>>, D: serde::Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+        Ok(PackedVec::deserialize(deserializer)?.0.into())
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::fmt;
 
+use ::bytes::Bytes;
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Serialize};
 
 use super::packed::{Pairs, bytes};
 
 /// Version of the message schema, which both sides must share.
-pub const SCHEMA_VERSION: u16 = 16;
+pub const SCHEMA_VERSION: u16 = 17;
 /// Exclusive upper bound of request ids. A front end counts its own ids from 0.
 pub const ID_LIMIT: i64 = 1 << 40;
 /// Size of the length prefix of a frame, a little-endian integer, in bytes.
@@ -143,6 +144,8 @@ pub struct EngineReady {
     pub engine_details: String,
     #[serde(default)]
     pub kind: String,
+    #[serde(default)]
+    pub sees: bool,
 }
 
 /// Load of an engine. The other fields of `minisgl.message.EngineStats` are not decoded.
@@ -308,6 +311,25 @@ pub struct NewRequest {
     pub key: i64,
     /// Run the request only on capacity that no other request can use.
     pub background: bool,
+    /// Images of the prompt, in order of their positions.
+    pub images: Vec<PromptImage>,
+}
+
+/// An image of a prompt, as in `minisgl.prompt_image.PromptImage`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct PromptImage {
+    /// Digest of the kind of model, the grid and the pixels.
+    #[serde(with = "bytes")]
+    pub digest: Vec<u8>,
+    /// Prompt position of the first virtual id.
+    pub start: i64,
+    /// Number of virtual ids.
+    pub num_tokens: i64,
+    /// Number of patches: rows and columns.
+    pub grid: (i64, i64),
+    /// Patches as bytes; clones share them.
+    #[serde(with = "bytes")]
+    pub pixels: Bytes,
 }
 
 macro_rules! sampling_params {

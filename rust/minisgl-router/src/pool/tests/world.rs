@@ -63,7 +63,7 @@ pub(super) fn request(
         priority,
         num_generated,
         key,
-        background: false,
+        ..NewRequest::default()
     })
 }
 
