@@ -68,6 +68,31 @@ fn partly_decoded_messages_have_their_known_fields() {
 }
 
 #[test]
+fn pixels_are_once_in_a_frame_and_shared() {
+    let messages = decode_to_engine(&frame("add_images")).unwrap();
+    let images = messages.iter().flat_map(|message| match message {
+        ToEngine::AddRequest(new) => &new.images[..],
+        _ => panic!(),
+    });
+    let images: Vec<&PromptImage> = images.collect();
+    assert_eq!(images[1].grid, (2, 140_000));
+    assert_eq!((images[0].start, images[0].num_tokens, images[0].grid), (1, 2, (2, 4)));
+    for again in &images[2..] {
+        assert_eq!(*again, images[0]);
+        assert_eq!(again.pixels.as_ptr(), images[0].pixels.as_ptr());
+    }
+    assert_eq!(encode(&messages)[LENGTH_BYTES..], frame("add_images"));
+    let estimate = messages.iter().map(estimate).sum::<usize>();
+    assert!(estimate >= frame("add_images").len());
+    let ToEngine::AddRequest(mut bare) = messages[0].clone() else {
+        panic!()
+    };
+    bare.images[0].pixels = Vec::new().into();
+    let refused = decode_to_engine(&encode(&[ToEngine::AddRequest(bare)])[LENGTH_BYTES..]).unwrap_err();
+    assert_eq!(refused.to_string(), "request 3: an image has no pixels");
+}
+
+#[test]
 fn prepared_results_are_decoded() {
     let prepared = decode_prepared(&frame("prepared_generation")).unwrap();
     let text = str::to_owned;
@@ -204,7 +229,9 @@ proptest! {
     /// Decoding a truncated or changed frame never panics; at worst it is an error.
     #[test]
     fn broken_frames_do_not_panic(
-        name in prop::sample::select(vec!["step_every_field", "ready_every_field", "stats_every_field", "progress"]),
+        name in prop::sample::select(vec![
+            "step_every_field", "ready_every_field", "stats_every_field", "progress", "add_images",
+        ]),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
         end in any::<prop::sample::Index>(),
         cut in any::<bool>(),
@@ -217,9 +244,9 @@ proptest! {
         }
         if cut {
             bytes.truncate(end.index(bytes.len()));
-            prop_assert!(decode(&bytes).is_err() || is_changed);
+            prop_assert!((decode(&bytes).is_err() && decode_to_engine(&bytes).is_err()) || is_changed);
         } else {
-            let _ = decode(&bytes);
+            let _ = (decode(&bytes), decode_to_engine(&bytes));
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Tests of the pool's rules, one rule each.
 
-use minisgl_gateway::message::{Embedding, FromEngine, Pairs, PromptLogprobs, StepTokens, ToEngine, TokenLogprobs};
+use minisgl_gateway::message::{
+    Embedding, EngineReady, FromEngine, Pairs, PromptLogprobs, StepTokens, ToEngine, TokenLogprobs,
+};
 
 use super::super::requests::{ABORT, ERROR, LENGTH, STOP};
 use super::super::steps::OwnedStep;
@@ -66,6 +68,39 @@ fn requests_of_a_lost_engine_continue_in_another() {
     assert_eq!(states(&world, client).last(), Some(&(0, "dead".to_owned())));
     let messages = &world.front_ends[&client].other;
     assert!(messages.contains(&line("engine 0 was lost: 1 request moved to other engines")));
+}
+
+#[test]
+fn lost_engines_requests_continue_with_their_images() {
+    let mut world = World::new(config(2), false);
+    let client = world.connect();
+    let id = world.add(client, vec![2, 3], 8);
+    world.engine(0).step(9);
+    world.deliver(0, 1);
+    let pixels = |world: &mut World, engine| world.engine(engine).added(|new| new.images[0].pixels.clone());
+    let first = pixels(&mut world, 0);
+    world.lose(0, false);
+    let again = pixels(&mut world, 1);
+    assert_eq!((first[0].len(), again.len()), (8, 1));
+    assert_eq!(first[0].as_ptr(), again[0].as_ptr(), "the pool keeps one copy");
+    world.run_until_idle();
+    assert_eq!(world.front_ends[&client].requests[&id].end, Some(LENGTH));
+}
+
+#[test]
+fn pool_accepts_images_if_all_engines_do() {
+    for (second, all) in [(true, true), (false, false)] {
+        let mut board = super::super::Switchboard::new(config(2), rules()).unwrap();
+        for (engine, sees) in [(0, true), (1, second)] {
+            let ready = EngineReady {
+                sees,
+                ..EngineReady::default()
+            };
+            board.on_engine_connected(engine);
+            board.handle_engine_message(engine, FromEngine::EngineReady(Box::new(ready)), b"");
+        }
+        assert_eq!(board.sent_ready.as_ref().unwrap().sees, all);
+    }
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use minisgl_gateway::message::{
-    EngineReady, FromEngine, LENGTH_BYTES, LoadProgress, NewRequest, SamplingParams, StepTokens, ToEngine, decode,
+    EngineReady, FromEngine, LENGTH_BYTES, LoadProgress, NewRequest, PromptImage, SamplingParams, StepTokens, ToEngine,
+    decode,
 };
 
 use super::super::requests::{ABORT, ERROR, FrontEndRules, LENGTH, STOP};
@@ -43,6 +44,22 @@ pub(super) fn expected_tokens(prompt: &[i32], max_tokens: usize) -> Vec<i32> {
     tokens.split_off(prompt.len())
 }
 
+/// Returns the images that the fake front ends send with this prompt: none if its length is odd.
+pub(super) fn images_of(prompt: &[i32]) -> Vec<PromptImage> {
+    let image = PromptImage {
+        digest: bytes_of(prompt),
+        start: 0,
+        num_tokens: 1,
+        grid: (1, 1),
+        pixels: bytes_of(prompt).into(),
+    };
+    vec![image; (prompt.len() + 1) % 2]
+}
+
+fn bytes_of(tokens: &[i32]) -> Vec<u8> {
+    tokens.iter().flat_map(|token| token.to_le_bytes()).collect()
+}
+
 pub(super) fn request(
     req_id: i64,
     tokens: Vec<i32>,
@@ -58,6 +75,7 @@ pub(super) fn request(
     };
     ToEngine::AddRequest(NewRequest {
         req_id,
+        images: images_of(&tokens),
         tokens,
         sampling: Box::new(sampling),
         priority,
@@ -104,6 +122,7 @@ impl FakeEngine {
                 tokens,
                 sampling,
                 num_generated,
+                images,
                 ..
             }) => {
                 assert!(*req_id >= self.last_id, "ids ascend on a connection");
@@ -111,6 +130,7 @@ impl FakeEngine {
                 let num_generated = usize::try_from(*num_generated).unwrap();
                 let max_tokens = usize::try_from(sampling.max_tokens.unwrap()).unwrap();
                 assert!(num_generated < max_tokens && num_generated < tokens.len());
+                assert_eq!(*images, images_of(&tokens[..tokens.len() - num_generated]));
                 self.rows.insert(
                     *req_id,
                     Row {
