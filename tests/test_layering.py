@@ -25,12 +25,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     # data and settings
     "step": set(),
     "sampling_params": set(),
+    "prompt_image": {"step"},
     "envs": set(),
     "_rust": set(),
     "extension": {"envs", "_rust"},
     "config": {"scheduler.policies"},  # for the names of the cache policies
     "utils": {"config", "envs", "extension", "scheduler.policies"},
-    "message": {"sampling_params", "step"},
+    "message": {"prompt_image", "sampling_params", "step"},
     # several engines
     "routing": {"step", "extension"},
     # the scheduler
@@ -55,7 +56,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # text and tokens of one answer
     "grammar": {"config", "utils.installed", "utils.memory", "sampling_params", "step", "tokenizer", "extension"},
     "parsers": {"extension", "_rust"},
+    "images": {"config", "prompt_image", "step", "utils.installed"},
     "engine": {
+        "images",
+        "prompt_image",
         "grammar.slots",
         "utils",
         "models",
@@ -73,6 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "receipt": {"config", "engine.page_store", "envs", "sampling_params", "utils", "weights", "extension"},
     # where scheduler and engine meet
     "runner": {
+        "prompt_image",
         "envs",
         "utils",
         "extension",
@@ -92,8 +97,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # text and HTTP
     "tokenizer": {"config", "metrics", "step", "envs", "utils", "weights.sources", "extension", "_rust"},
     "metrics": {"extension", "message"},
-    "frontend": {"config", "message", "tokenizer", "metrics", "sampling_params", "step"},
+    "frontend": {"config", "message", "tokenizer", "metrics", "prompt_image", "sampling_params", "step"},
     "server": {
+        "images",
+        "prompt_image",
         "frontend",
         "receipt",
         "utils",
@@ -138,6 +145,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_rust",
     },
     "llm": {
+        "images",
+        "prompt_image",
         "engine.api",  # what gives pages away
         "utils",
         "grammar",
@@ -234,6 +243,8 @@ NO_TORCH = (
     "utils",
     "step",
     "sampling_params",
+    "prompt_image",
+    "images",
     "envs",
 )
 NO_TORCH_PROCESS = (  # and whatever leads to it

