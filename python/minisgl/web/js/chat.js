@@ -6,35 +6,50 @@ import { button, copy, h, notice } from "./dom.js";
 import { empty, generate } from "./generate.js";
 import { messageView, resultForm } from "./messages.js";
 import { isObject, panel } from "./panel.js";
+import * as pictures from "./pictures.js";
 import { asCurl, asPython, body } from "./request.js";
 import * as store from "./store.js";
 
 const NEAR_END_PX = 80;
 
-/** @param {{name: string}} model @returns {import("./main.js").View} */
+/** @typedef {{name: string, sees: boolean}} Model */
+
+/** @param {Model} model @returns {import("./main.js").View} */
 export function chatView(model) {
   const chat = new Chat(model);
   return { element: chat.element, start: () => chat.started(), stop: () => {} };
 }
 
 class Chat {
-  /** @param {{name: string}} model */
+  /** @param {Model} model */
   constructor(model) {
     this.model = model;
     /** @type {AbortController | null} */
     this.running = null;
     this.conversation = store.all()[0] ?? store.fresh();
+    /** For the next message. @type {pictures.Picture[]} */
+    this.attached = [];
+    /** Pictures that are being read. @type {Promise<unknown>} */
+    this.reading = Promise.resolve();
+    pictures.sweep(store.all);
     this.list = h("ul", { class: "conversations" });
     this.log = h("div", { class: "log", role: "log", "aria-label": "Conversation" });
     this.aside = h("aside", { class: "side left", "aria-label": "Conversations" }, button("Start a new conversation", "+ New conversation", () => this.open(store.fresh()), { class: "new" }), this.list);
     this.options = h("aside", { class: "side right", id: "options", "aria-label": "Settings" });
     this.input = h("textarea", { id: "prompt", rows: 1, placeholder: "Write a message", "aria-label": "Message" });
+    this.thumbnails = h("ul", { class: "attached pictures", "aria-label": "Attached pictures", "aria-live": "polite" });
+    const files = h("input", { type: "file", accept: "image/*", multiple: true, hidden: true });
+    files.addEventListener("change", () => {
+      this.attach([...files.files]);
+      files.value = ""; // so that the same file can be attached again
+    });
+    const attach = button("Attach pictures", "+", () => files.click(), { class: "attach", id: "attach" });
     this.send = button("Send", "Send", () => this.ask(), { class: "primary", id: "send" });
     this.halt = button("Stop the answer", "Stop", () => this.running?.abort(), { class: "stop", id: "stop" });
     this.halt.hidden = true;
     const toggles = h("div", { class: "toggles" }, this.toggle("Conversations", "left", "\u2630"), this.toggle("Settings", "right", "\u2699"));
-    const composer = h("div", { class: "composer" }, this.input, this.send, this.halt);
-    this.element = h("section", { class: "chat", "aria-label": "Chat" }, this.aside, h("div", { class: "middle" }, toggles, this.log, composer), this.options);
+    const composer = h("div", { class: "composer" }, attach, files, this.input, this.send, this.halt);
+    this.element = h("section", { class: "chat", "aria-label": "Chat" }, this.aside, h("div", { class: "middle" }, toggles, this.log, this.thumbnails, composer), this.options);
     this.input.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
         event.preventDefault();
@@ -42,6 +57,7 @@ class Chat {
       }
     });
     this.input.addEventListener("input", () => this.grow());
+    this.takePictures();
     this.element.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
       if (event.key === "Escape" && this.running) this.running.abort();
     });
@@ -75,6 +91,48 @@ class Chat {
     return found;
   }
 
+  /** By paste, and by drag and drop. */
+  takePictures() {
+    const over = (/** @type {DragEvent} */ event, /** @type {boolean} */ is) => {
+      if (!event.dataTransfer?.types.includes("Files")) return;
+      event.preventDefault();
+      this.element.classList.toggle("dropping", is && this.model.sees);
+    };
+    this.element.addEventListener("dragover", (/** @type {DragEvent} */ event) => over(event, true));
+    this.element.addEventListener("dragleave", (/** @type {DragEvent} */ event) => over(event, false));
+    this.element.addEventListener("drop", (/** @type {DragEvent} */ event) => {
+      over(event, false);
+      this.attach([...(event.dataTransfer?.files ?? [])]);
+    });
+    this.input.addEventListener("paste", (/** @type {ClipboardEvent} */ event) => {
+      if (event.clipboardData?.types.includes("text/plain")) return; // a table's cells come as a picture, too
+      this.attach([...(event.clipboardData?.files ?? [])]);
+    });
+  }
+
+  /** @param {File[]} files */
+  attach(files) {
+    if (files.length && !this.model.sees) return notice(`${this.model.name || "The model"} does not see pictures.`);
+    for (const file of files) {
+      const done = (/** @type {pictures.Picture} */ one) => this.drawAttached([...this.attached, one]);
+      const failed = () => notice(`${file.name}: this browser cannot read it as a picture.`);
+      this.reading = this.reading.then(() => pictures.read(file)).then(done, failed);
+    }
+    this.input.focus({ preventScroll: true });
+  }
+
+  /** @param {pictures.Picture[]} attached */
+  drawAttached(attached) {
+    this.attached = attached;
+    this.thumbnails.replaceChildren(...attached.map((one) => {
+      const remove = button(`Remove: ${one.name}`, "\u00D7", () => {
+        this.drawAttached(this.attached.filter((other) => other !== one));
+        this.input.focus();
+      });
+      return h("li", {}, pictures.view(one), remove);
+    }));
+  }
+
   grow() {
     this.input.style.height = "auto";
     this.input.style.height = `${Math.min(this.input.scrollHeight + 2, 240)}px`;
@@ -92,10 +150,15 @@ class Chat {
     if (!this.conversation.title) this.conversation.title = (this.conversation.messages[0]?.text ?? "").trim().slice(0, 60);
     const gone = store.keep(this.conversation);
     if (gone) notice(`This browser's room is full: ${gone} old conversations went.`);
+    pictures.keep(this.conversation);
     this.drawList();
   }
 
   draw() {
+    const { conversation } = this;
+    this.reading = this.reading.then(() => pictures.load(conversation)).then((some) => {
+      if (some && conversation === this.conversation && !this.running) this.drawLog();
+    });
     this.drawList();
     this.options.replaceChildren(panel(this.conversation.settings, () => this.conversation.messages.length && store.keep(this.conversation)));
     this.drawLog();
@@ -106,6 +169,7 @@ class Chat {
       const open = h("button", { type: "button", class: "open", "aria-current": one.id === this.conversation.id ? "true" : null, onclick: () => this.open(one) }, one.title || "untitled");
       const remove = button(`Delete: ${one.title}`, "\u00D7", () => {
         store.remove(one.id);
+        pictures.sweep(store.all);
         if (one.id === this.conversation.id) this.open(store.all()[0] ?? store.fresh());
         else this.drawList();
       }, { class: "quiet" });
@@ -116,7 +180,7 @@ class Chat {
   drawLog() {
     const { messages } = this.conversation;
     const actions = {
-      edit: (/** @type {number} */ index, /** @type {string} */ text) => this.from(index, { role: "user", text }),
+      edit: (/** @type {number} */ index, /** @type {string} */ text) => this.from(index, { ...messages[index], text }),
       again: (/** @type {number} */ index) => this.from(index),
       choose: (/** @type {number} */ index, /** @type {number} */ which) => {
         messages[index].chosen = which;
@@ -138,22 +202,27 @@ class Chat {
     this.halt.hidden = this.running === null;
   }
 
-  ask() {
+  async ask() {
+    await this.reading;
     const text = this.input.value.trim();
     if (this.running) {
       if (text) notice("The answer is still coming. Send this after it, or stop it with Escape.");
       return;
     }
-    if (!text) return;
+    if (!text && !this.attached.length) return;
+    const seen = this.attached.length ? { pictures: this.attached } : {};
     this.input.value = "";
     this.grow();
-    this.from(this.conversation.messages.length, { role: "user", text });
+    this.drawAttached([]);
+    this.from(this.conversation.messages.length, { role: "user", text, ...seen });
   }
 
   /** Go on from a place: what came after it goes. @param {number} index @param {store.Message[]} added */
-  from(index, ...added) {
-    if (this.running) return;
-    const { settings, messages } = this.conversation;
+  async from(index, ...added) {
+    const { conversation } = this;
+    await this.reading;
+    if (this.running || conversation !== this.conversation) return;
+    const { settings, messages } = conversation;
     if (!isObject(settings.extra)) {
       notice("Settings: the further fields are no JSON object.");
       return;
@@ -161,9 +230,9 @@ class Chat {
     messages.length = index;
     messages.push(...added);
     const answers = settings.compare ? [empty(), empty()] : [empty()];
-    const bodies = answers.map((_, which) => body(this.conversation, this.model.name, which));
+    const bodies = answers.map((_, which) => body(conversation, this.model.name, which));
     messages.push({ role: "assistant", text: "", answers, chosen: 0 });
-    this.answer(this.conversation, answers, bodies);
+    this.answer(conversation, answers, bodies);
   }
 
   /** @param {store.Conversation} conversation @param {store.Answer[]} answers @param {any[]} bodies */

@@ -10,7 +10,7 @@ import { themeButton } from "./theme.js";
 
 /** @typedef {{element: HTMLElement, start: () => void, stop: () => void}} View */
 
-const model = { name: "", context: 0 };
+const model = { name: "", context: 0, sees: false };
 const MAKERS = /** @type {Record<string, [string, () => View]>} */ ({
   chat: ["Chat", () => chatView(model)],
   live: ["Live", liveView],
@@ -40,7 +40,8 @@ function show() {
 
 /** @param {any} card */
 function use(card) {
-  Object.assign(model, { name: card.id, context: card.max_model_len });
+  Object.assign(model, { name: card.id, context: card.max_model_len, sees: card.vision === true });
+  document.documentElement.classList.toggle("sees", model.sees);
   served.textContent = [card.simulated ? "simulated" : "", picker.hidden ? model.name : ""].filter(Boolean).join(": ");
   served.title = `${model.name}, context ${model.context ?? "unknown"} tokens${card.simulated ? ", simulated" : ""}`;
   served.className = card.simulated ? "ok simulated" : "ok";

@@ -3,6 +3,7 @@
 
 import { AnswerView } from "./answer.js";
 import { button, copy, h } from "./dom.js";
+import { view } from "./pictures.js";
 import { called } from "./request.js";
 
 /** @typedef {import("./store.js").Message} Message */
@@ -69,8 +70,9 @@ function choice(message, index, which, actions) {
 
 /** @param {Message} message @param {number} index @param {Actions} actions */
 function asked(message, index, actions) {
-  const text = h("div", { class: "plain" }, message.text);
-  const element = h("article", { class: `message ${message.role}`, "aria-label": message.role === "tool" ? "Result of a tool" : "You" }, text);
+  const text = message.text || !message.pictures ? h("div", { class: "plain" }, message.text) : "";
+  const pictures = message.pictures ? h("div", { class: "pictures" }, message.pictures.map(view)) : "";
+  const element = h("article", { class: `message ${message.role}`, "aria-label": message.role === "tool" ? "Result of a tool" : "You" }, pictures, text);
   if (message.role !== "user") return element;
   const edit = () => {
     const input = h("textarea", { rows: Math.min(12, message.text.split("\n").length + 1), value: message.text, "aria-label": "Edit your message" });
@@ -79,11 +81,11 @@ function asked(message, index, actions) {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
         event.preventDefault();
         done();
-      } else if (event.key === "Escape") element.replaceChildren(text, row);
+      } else if (event.key === "Escape") element.replaceChildren(pictures, text, row);
     });
-    element.replaceChildren(input, h("div", { class: "foot" },
+    element.replaceChildren(pictures, input, h("div", { class: "foot" },
       button("Send the edited message", "Send", done, { class: "primary" }),
-      button("Keep the message as it was", "Cancel", () => element.replaceChildren(text, row))));
+      button("Keep the message as it was", "Cancel", () => element.replaceChildren(pictures, text, row))));
     input.focus();
   };
   const row = h("div", { class: "foot" }, button("Edit this message", "Edit", edit, { class: "quiet" }), button("Copy this message", "Copy", () => copy(message.text), { class: "quiet" }));

@@ -2,11 +2,13 @@
 // The body of a chat request out of a conversation, and the same request for curl and Python.
 
 import { ROOT } from "./api.js";
+import { parts } from "./pictures.js";
 
 /** @typedef {import("./store.js").Conversation} Conversation */
 /** @typedef {import("./store.js").Settings} Settings */
 
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty"];
+const MAX_ARGUMENT = 100_000; // Linux: 128 KiB
 const COMPARED = NUMBERS.filter((name) => name !== "seed");
 
 /**
@@ -20,7 +22,7 @@ export function body(conversation, model, which = 0) {
   /** @type {any[]} */
   const messages = settings.system ? [{ role: "system", content: settings.system }] : [];
   for (const one of conversation.messages) {
-    if (one.role === "user") messages.push({ role: "user", content: one.text });
+    if (one.role === "user") messages.push({ role: "user", content: content(one) });
     else if (one.role === "tool") messages.push({ role: "tool", tool_call_id: one.toolCallId, content: one.text });
     else messages.push(assistant(one));
   }
@@ -33,6 +35,12 @@ export function body(conversation, model, which = 0) {
   if (settings.logprobs) Object.assign(found, { logprobs: true, top_logprobs: 5 });
   if (settings.extra.trim()) Object.assign(found, JSON.parse(settings.extra));
   return { ...found, stream: true, stream_options: { include_usage: true } };
+}
+
+/** @param {import("./store.js").Message} message */
+function content({ text, pictures }) {
+  const seen = parts(pictures);
+  return seen.length ? [...seen, ...(text ? [{ type: "text", text }] : [])] : text;
 }
 
 /** The calls that an answer came to make; one that was cut off made none. @param {import("./store.js").Message} message */
@@ -55,11 +63,12 @@ function assistant(message) {
   return found;
 }
 
-/** @param {any} sent @param {boolean} withKey */
+/** A shell takes no argument as long as a picture. @param {any} sent @param {boolean} withKey */
 export function asCurl(sent, withKey) {
-  const quoted = JSON.stringify(sent, null, 2).replaceAll("'", `'\\''`);
+  const text = JSON.stringify(sent, null, 2);
+  const data = text.length > MAX_ARGUMENT ? `@- <<'EOF'\n${text}\nEOF` : `'${text.replaceAll("'", `'\\''`)}'`;
   const key = withKey ? ` \\\n  -H "Authorization: Bearer $MINISGL_API_KEY"` : "";
-  return `curl -N ${new URL("v1/chat/completions", ROOT)} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d '${quoted}'\n`;
+  return `curl -N ${new URL("v1/chat/completions", ROOT)} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d ${data}\n`;
 }
 
 /** With OpenAI's client; what that does not know goes in `extra_body`. @param {any} sent @param {boolean} withKey */

@@ -14,7 +14,7 @@
  * @property {string} [finish]
  * @property {string} [error]
  */
-/** @typedef {{role: string, text: string, toolCallId?: string, answers?: Answer[], chosen?: number}} Message */
+/** @typedef {{role: string, text: string, pictures?: import("./pictures.js").Picture[], toolCallId?: string, answers?: Answer[], chosen?: number}} Message */
 /** @typedef {Record<string, any>} Settings */
 /**
  * @typedef {object} Conversation
