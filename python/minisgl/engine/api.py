@@ -46,6 +46,8 @@ class EngineInfo:
     num_checkpoints: int | None = None  # slots for saved recurrent states; None if the model has no states
     kind: ModelKind = "decoder"
     sees: bool = False  # it has loaded the model's vision tower, and accepts images
+    patch_bytes: int = 0  # pixel values of a patch of an image
+    patches_per_side: int = 0  # patches of a token, in each direction
 
     @property
     def shares_prefixes(self) -> bool:

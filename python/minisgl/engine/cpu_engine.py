@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,16 @@ from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 
 _log = logging.getLogger("minisgl.engine")
 FLUSH_S = 2.0  # at close: time limit in seconds for pending writes to disk
+
+
+class ImageCounts(NamedTuple):
+    """Counts since the start: images that the tower has computed, and images whose features were found. `num_images`
+    and `num_bytes` are of the features that are held now."""
+
+    num_runs: int
+    num_hits: int
+    num_images: int
+    num_bytes: int
 
 
 class CpuEngine:
@@ -93,6 +104,11 @@ class CpuEngine:
             self._troubles.add(why)
             _log.warning("--cache-dir: a page could not be written or read: %s", why)
         return StoreCounts(*self._store.counts())
+
+    def image_counts(self) -> ImageCounts | None:
+        """Return the counts of images, None for a model that does not see."""
+        counts = self._rust.image_counts()
+        return None if counts is None else ImageCounts(*counts)
 
     def adapter_digest(self, number: int) -> bytes:
         return self._digests[number]

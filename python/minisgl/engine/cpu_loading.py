@@ -24,8 +24,10 @@ from minisgl.engine.heads import NO_HEADS, Heads, read_heads
 from minisgl.engine.page_store import open_store
 from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
 from minisgl.extension import _rust
+from minisgl.images import read_processor
 from minisgl.models.architectures import find_architecture, is_multimodal
 from minisgl.models.config import ModelConfig, computed, load_config, read_config, tensor_names
+from minisgl.models.towers import Tower, find_tower, with_images
 from minisgl.tokenizer.borrowed import text_folder
 from minisgl.utils.progress import Report, counter
 from minisgl.weights.packed_blocks import packed_weights
@@ -48,6 +50,7 @@ KINDS: dict[tuple[bool, bool], ModelKind] = {
 """Kind of a model by (has a scoring head, has bidirectional attention)."""
 MIN_CACHED_BYTES = 200 * 2**20  # bytes of weights: smaller models are packed within a third of a second
 SLOW_LOAD_S = 5.0
+IMAGE_CACHE_BYTES = 256 * 2**20  # of features of images that no request computes
 SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # bytes relative to 16-bit weights: blocks of 32 with their scales
 T = TypeVar("T")
 
@@ -61,6 +64,8 @@ class _LocatedModel(NamedTuple):
     model: ModelConfig
     heads: Heads
     kind: ModelKind
+    tower: Tower | None
+    table: list[float]  # of the tower: the value of each pixel
 
 
 class _Sizes(NamedTuple):
@@ -82,6 +87,10 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     texts = text_folder(config, located.folder, model.vocab_size, say)
     context_len = model.context_len(config.max_seq_len)
     settings = _settings(config, model, located.source, context_len)
+    if located.tower is not None:
+        settings["tower"] = located.tower.settings() | {"table": located.table}
+        settings["tower_weights"] = None if dummy else str(located.source)
+        settings["image_cache"] = IMAGE_CACHE_BYTES
     sizes = _sizes(config, located, context_len, settings)
     settings["num_checkpoints"], settings["num_pages"] = sizes.num_checkpoints or 0, sizes.num_pages
     settings["max_seq_len"] = min(context_len, sizes.num_pages * config.page_size + 1)
@@ -112,10 +121,12 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         details=_details(config, about["isa"], about["threads"]),
         num_checkpoints=sizes.num_checkpoints,
         kind=located.kind,
+        **_sight(located.tower),
     )
     store = None
     if config.cache_dir is not None:
-        read = [] if settings["weights"] is None else _files_of(Path(settings["weights"]))
+        sources = {path for name in ("weights", "tower_weights") if (path := settings.get(name)) is not None}
+        read = [file for source in sorted(sources) for file in _files_of(Path(source))]
         store = open_store(config, settings, read, about["isa"], (sizes.page, sizes.state), say)
     keeper = None
     if rust.keeps_panels:
@@ -132,14 +143,26 @@ def _find(config: EngineConfig, say: Report) -> _LocatedModel:
     )
     folder = source if source.is_dir() else _folder_of(source, config.tokenizer is None)
     model = load_config(folder)
-    dummy = config.load_format == "dummy"
-    heads = NO_HEADS if dummy else read_heads(folder, model.architecture, read_config(folder)[0])
+    raw, dummy = read_config(folder)[0], config.load_format == "dummy"
+    processor = read_processor(folder, max_tokens=1) if source.is_dir() and model.packing is None else None
+    tower = find_tower(raw, model, folder, dummy=dummy) if processor is not None else None
+    if tower is not None:
+        model = with_images(model, raw, tower)
+    table = [] if processor is None else processor.table.ravel().tolist()
+    heads = NO_HEADS if dummy else read_heads(folder, model.architecture, raw)
     kind = KINDS[heads.score is not None, model.both_ways]
-    if is_multimodal(model.architecture) or model.other_half:
+    if tower is None and (is_multimodal(model.architecture) or model.other_half):
         say("text only: the vision part is not loaded")
     if model.left_out and kind == "decoder":
         say("one token a step: MTP layers, which predict further tokens, are not loaded")
-    return _LocatedModel(source.name, folder, source, model, heads, kind)
+    return _LocatedModel(source.name, folder, source, model, heads, kind, tower, table)
+
+
+def _sight(tower: Tower | None) -> dict[str, Any]:
+    """Return the fields of `EngineInfo` about images."""
+    if tower is None:
+        return {}
+    return {"sees": True, "patch_bytes": tower.patch_bytes, "patches_per_side": tower.patches.merge}
 
 
 def _sizes(config: EngineConfig, located: _LocatedModel, context_len: int, settings: dict[str, Any]) -> _Sizes:

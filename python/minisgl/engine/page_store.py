@@ -32,6 +32,8 @@ EXPORT_S = 600.0  # before an export: time limit in seconds for pending writes
 _IGNORED_SETTINGS = {  # settings that do not change results
     "weights",  # a path: the digest of the files is used instead
     "panels",
+    "tower_weights",
+    "image_cache",
     "eos_ids",
     "num_threads",
     "isa",  # the class of instruction sets is used instead

@@ -132,6 +132,19 @@ class PerLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class Patches:
+    """The input of a vision tower: square patches of `size` pixels a side, taken from `frames` equal frames. Blocks of
+    `merge` x `merge` patches stand together and become one token. Learned positions are those of a square of `side`
+    patches a side. `taps`: layers after which a further merger makes features (DeepStack)."""
+
+    size: int
+    frames: int
+    merge: int
+    side: int
+    taps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MoeConfig:
     """Routed experts of the layers in `layers`. `shared_size`: intermediate size of the shared expert, 0 for none;
     `shared_gated`: a gate of its own weights it. `choice_bias`: a bias is added to the scores that select experts, not

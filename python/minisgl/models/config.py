@@ -18,6 +18,7 @@ from minisgl.models.architectures import (
     Heads,
     LatentConfig,
     MoeConfig,
+    Patches,
     PerLayer,
     QueryGrowth,
     Ranges,
@@ -118,6 +119,10 @@ class ModelConfig:
     chunked: bool = False  # windows are chunks of the sequence: a token attends to earlier ones of its own chunk
     left_out: tuple[str, ...] = ()
     """Name prefixes of tensors that are not loaded, such as MTP layers, which predict tokens after the next."""
+    rope_axes: tuple[int, ...] = ()
+    """Axis (0 time, 1 row, 2 column) whose position counts for each RoPE pair; empty: all are equal."""
+    deep_features: int = 0  # number of first layers after which features of images are added (DeepStack)
+    patches: Patches | None = None  # of a vision tower, in place of token embeddings
     other_half: tuple[str, ...] = ()
     """Name prefixes of the vision tensors of a GGUF file, which are not loaded."""
 

@@ -16,7 +16,8 @@ use minisgl_store::{Keeper, Store};
 
 use crate::adapters::Adapters;
 use crate::error::{Error, Result};
-use crate::model::{Decoder, Grid, Memory, Times, Tokens};
+use crate::images::{FIRST_VIRTUAL_ID, ImageCounts, Images, PromptImage, StepImages, no_tower};
+use crate::model::{Decoder, Grid, Memory, Times, Tokens, Tower};
 use crate::pooling::{Heads, Pools};
 use crate::sampling::{Binding, SampleResult, Scratch, Slots, TokenLogprobs, logprobs};
 use crate::states::{FROM_STORE, States};
@@ -47,6 +48,7 @@ pub struct Engine {
     scratch: Vec<Mutex<Scratch>>,
     dirty_pages: BTreeSet<usize>, // ids of pages that may hold values that are not finite
     keeper: Option<Keeper>,
+    images: Option<Images>,
 }
 
 impl Engine {
@@ -72,6 +74,7 @@ impl Engine {
                 .collect(),
             dirty_pages: BTreeSet::new(),
             keeper: None,
+            images: None,
             decoder,
             pool,
             kv,
@@ -89,6 +92,22 @@ impl Engine {
     /// Writes full KV pages and state snapshots to `store` from now on. Stored pages may be loaded in later steps.
     pub fn keep(&mut self, store: Arc<Store>) {
         self.keeper = Some(Keeper::new(store, self.sizes.max_rows + 1));
+    }
+
+    /// Accepts images from now on. `limit`: bytes of their features, without those that are being computed.
+    pub fn see(&mut self, tower: Tower, limit: usize) {
+        self.images = Some(Images::new(tower, limit, self.sizes.max_rows + 1));
+    }
+
+    /// Returns the counts of images, `None` for a model without a vision tower.
+    pub fn image_counts(&self) -> Option<ImageCounts> {
+        self.images.as_ref().map(Images::counts)
+    }
+
+    /// Returns the bytes of all weight matrices.
+    pub fn weight_bytes(&self) -> usize {
+        let tower = self.images.as_ref().map_or(0, |images| images.tower().bytes());
+        self.decoder.weights.bytes() + tower
     }
 
     /// Sets the heads (dense layers) for pooled hidden states. Errors if they do not fit the hidden size.
@@ -124,6 +143,9 @@ impl Engine {
     pub fn step(&mut self, step: &Step, bindings: Vec<(usize, Binding)>) -> Result<Sampled> {
         for slot in &step.freed {
             self.slots.free(*slot as usize);
+            if let Some(images) = &mut self.images {
+                images.free(*slot as usize);
+            }
             if let Some(keeper) = &mut self.keeper {
                 keeper.free(*slot as usize);
             }
@@ -134,6 +156,12 @@ impl Engine {
                     "binding: slot {slot}: must be 0 to {}",
                     self.sizes.max_rows
                 )));
+            }
+            let seen = std::mem::take(&mut binding.images);
+            match &mut self.images {
+                Some(images) => images.bind(slot, seen)?,
+                None if seen.is_empty() => {}
+                None => return Err(no_tower()),
             }
             self.pools.bind(slot, &binding);
             self.adapters.bind(slot, &binding);
@@ -151,12 +179,18 @@ impl Engine {
             self.load_pages(step)?;
             self.load_states(step)?;
             let ids = self.checked_ids(step)?;
+            if let Some(images) = &mut self.images {
+                images.prepare(step, &mut self.pool);
+            }
             let began = Instant::now();
             let sampled = self.compute(step, &ids)?;
             if let Some(keeper) = &self.keeper {
                 keeper.took(ids.len(), began.elapsed());
             }
             self.store_pages(step, &ids, &sampled);
+            if let Some(images) = &mut self.images {
+                images.computed(step);
+            }
             Ok(sampled)
         };
         let done = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Error::step("the step panicked")));
@@ -168,8 +202,9 @@ impl Engine {
         done
     }
 
-    /// Returns the logits at each of `tokens`, [tokens, vocabulary], as one prompt. Overwrites the first KV pages.
-    pub fn prompt_logits(&mut self, tokens: &[i32]) -> Result<Vec<f32>> {
+    /// Returns the logits at each of `tokens`, [tokens, vocabulary], as one prompt with `images`. Overwrites the first
+    /// KV pages.
+    pub fn prompt_logits(&mut self, tokens: &[i32], images: Vec<PromptImage>) -> Result<Vec<f32>> {
         let count = tokens.len();
         if count == 0 || count > self.sizes.max_seq_len.min(self.sizes.num_pages * self.sizes.page_size) {
             return Err(Error::step(format!("prompt_logits: {count} tokens")));
@@ -189,7 +224,11 @@ impl Engine {
             state_begins: self.states.iter().map(|_| [slot, -1]).collect(),
             ..Step::default()
         };
-        self.step(&step, Vec::new())?;
+        let binding = Binding {
+            images,
+            ..Binding::default()
+        };
+        self.step(&step, vec![(self.sizes.max_rows, binding)])?;
         let vocabulary = self.decoder.config.vocab_size;
         let mut logits = Vec::with_capacity(count * vocabulary);
         for from in (0..count).step_by(HEAD_CHUNK) {
@@ -345,8 +384,10 @@ impl Engine {
                 } else {
                     Some(*id as u32)
                 };
+                // virtual ids beyond images are those of drafts, which are rejected
+                let is_virtual = |id: u32| self.images.is_some() && id >= FIRST_VIRTUAL_ID;
                 token_id
-                    .filter(|id| (*id as usize) < vocabulary)
+                    .filter(|id| (*id as usize) < vocabulary || is_virtual(*id))
                     .ok_or_else(|| wrong("input_ids", *id))
             })
             .collect()
@@ -426,6 +467,7 @@ impl Engine {
             None => Vec::new(),
         };
         let runs = self.adapters.runs(step, &starts)?;
+        let seen = (self.images.as_ref()).map_or_else(StepImages::default, |images| images.for_step(step));
         let tokens = Tokens {
             runs: &runs,
             types,
@@ -434,6 +476,9 @@ impl Engine {
             positions: &positions,
             slots: &locations,
             decode: starts[step.num_decode_rows.min(seq_lens.len())] as usize,
+            features: &seen.features,
+            axes: &seen.axes,
+            image: None,
         };
         if !self.dirty_pages.is_empty() {
             for location in &step.out_loc {
@@ -447,7 +492,9 @@ impl Engine {
         let not_finite = self
             .decoder
             .forward(&mut self.pool, &mut self.memory, &self.kv, &rows, tokens)?;
-        let failed = self.mark_dirty(step, &starts, &not_finite);
+        let mut failed = self.mark_dirty(step, &starts, &not_finite);
+        let blind = self.images.as_ref().map_or(&[][..], Images::failed).to_vec();
+        failed.extend(blind.iter().map(|(row, _)| *row));
         let prompts = self.prompt_logprobs(step, &starts, &failed)?;
         let mut sampled = Sampled {
             tokens: vec![-1; step.req_slots.len()],
@@ -457,7 +504,9 @@ impl Engine {
         };
         for row in &failed {
             sampled.tokens[*row] = NOT_FINITE;
-            sampled.failures.push((*row as i32, NOT_FINITE_TEXT.to_owned()));
+            let why = blind.iter().find(|(blind, _)| blind == row).map(|(_, why)| why.clone());
+            let why = why.unwrap_or_else(|| NOT_FINITE_TEXT.to_owned());
+            sampled.failures.push((*row as i32, why));
         }
         let sample_rows: Vec<usize> = (step.sample_rows.iter().map(|row| *row as usize))
             .filter(|row| !failed.contains(row))

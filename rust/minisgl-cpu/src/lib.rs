@@ -16,6 +16,7 @@ pub mod engine;
 pub mod error;
 pub mod files;
 mod head;
+mod images;
 #[allow(unsafe_code)]
 pub mod limits;
 pub mod load;
@@ -31,6 +32,7 @@ pub mod weights;
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use head::{Head, Team};
+pub use images::{FIRST_VIRTUAL_ID, ImageCounts, PromptImage};
 pub use minisgl_kernels::Isa;
 pub use model::{Adapter, Pair};
 pub use openmp::OpenMp;

@@ -10,8 +10,8 @@ use serde::Deserialize;
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::files;
-use crate::model::{self, Decoder, ModelConfig, Names, Origin, Progress, Tensors, Weights};
+use crate::files::{self, safetensors};
+use crate::model::{self, Decoder, ModelConfig, Names, Origin, Progress, Tensors, Tower, TowerSettings, Weights};
 use crate::states::States;
 use crate::step::{Choices, Sizes};
 use crate::threads::{Pool, default_threads};
@@ -56,6 +56,15 @@ pub struct Settings {
     pub num_checkpoints: usize,
     /// Measure the time of each part of the forward pass.
     pub timed: bool,
+    /// Vision tower of the model; `None` accepts no images.
+    #[serde(default)]
+    pub tower: Option<TowerSettings>,
+    /// Folder of safetensors with the tower; `None` for dummy weights.
+    #[serde(default)]
+    pub tower_weights: Option<PathBuf>,
+    /// Maximum bytes of image features, without those that are being computed.
+    #[serde(default)]
+    pub image_cache: usize,
 }
 
 impl Settings {
@@ -64,6 +73,7 @@ impl Settings {
         let settings: Self =
             serde_json::from_str(text).map_err(|error| Error::setting(format!("engine settings: {error}")))?;
         model::check(&settings.model)?;
+        (settings.tower.as_ref()).map_or(Ok(()), |tower| model::check(&tower.model))?;
         Ok(settings)
     }
 
@@ -107,15 +117,26 @@ impl Settings {
         }
     }
 
+    fn dummy(&self) -> Origin {
+        let kind = match self.dummy_kind.as_deref() {
+            Some("bfloat16") => Kind::BF16,
+            Some("mxfp4") => Kind::MXFP4,
+            _ => Kind::F32,
+        };
+        Origin::Dummy { seed: self.seed, kind }
+    }
+
+    /// Loads the vision tower, if there is one.
+    fn tower(&self, by: (Kernels, Mode), pool: &mut Pool) -> Result<Option<Tower>> {
+        let Some(tower) = &self.tower else { return Ok(None) };
+        let folder = self.tower_weights.as_deref().map(safetensors::Folder::open).transpose()?;
+        let origin = folder.map_or_else(|| self.dummy(), |folder| Origin::Files(Box::new(folder)));
+        Tower::load(tower, &Tensors::new(origin, tower.names.clone()), by, pool).map(Some)
+    }
+
     fn tensors(&self) -> Result<Tensors> {
         let Some(path) = &self.weights else {
-            let kind = match self.dummy_kind.as_deref() {
-                Some("bfloat16") => Kind::BF16,
-                Some("mxfp4") => Kind::MXFP4,
-                _ => Kind::F32,
-            };
-            let files = self.names.checkpoint.clone();
-            return Ok(Tensors::new(Origin::Dummy { seed: self.seed, kind }, files));
+            return Ok(Tensors::new(self.dummy(), self.names.checkpoint.clone()));
         };
         let source = files::open(path)?;
         let files = if source.architecture().is_some() {
@@ -153,6 +174,7 @@ pub fn load(settings: &Settings, progress: Progress<'_>) -> Result<Loaded> {
     let packer = Packer::new(tensors.source(), settings.panels.as_ref());
     let weights = Weights::load((&tensors, &packer), &settings.model, &mut pool, progress)?;
     let (keeping, mapped) = packer.end();
+    let tower = settings.tower((Kernels::new(isa), mode), &mut pool)?;
     let decoder = Decoder::new(settings.model.clone(), weights, Kernels::new(isa), mode);
     let sizes = Sizes {
         num_pages: settings.num_pages,
@@ -165,7 +187,10 @@ pub fn load(settings: &Settings, progress: Progress<'_>) -> Result<Loaded> {
         kv: shape,
         timed: settings.timed,
     };
-    let engine = Engine::new(decoder, pool, sizes, choices, &settings.eos_ids)?;
+    let mut engine = Engine::new(decoder, pool, sizes, choices, &settings.eos_ids)?;
+    if let Some(tower) = tower {
+        engine.see(tower, settings.image_cache);
+    }
     Ok(Loaded {
         engine,
         keeping,

@@ -19,7 +19,7 @@ use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyList};
 
 use crate::arrays::{Int32s, to_numpy};
 use crate::page_store::PageStore;
-use crate::sampling::binding_from_python;
+use crate::sampling::{binding_from_python, images_from_python};
 
 /// CPU engine with a loaded model.
 #[pyclass(module = "minisgl._rust")]
@@ -179,7 +179,7 @@ impl CpuEngine {
         about.set_item("isa", engine.decoder().kernels.isa().name())?;
         about.set_item("threads", engine.threads())?;
         about.set_item("kinds", kinds)?;
-        about.set_item("weight_bytes", weights.bytes())?;
+        about.set_item("weight_bytes", engine.weight_bytes())?;
         about.set_item("mapped", self.mapped)?;
         let (bytes, products) = weights.of_a_token();
         about.set_item("token_bytes", bytes)?;
@@ -281,11 +281,24 @@ impl CpuEngine {
         step_to_python(py, checked(sampled)?)
     }
 
-    /// Returns the logits at each of `tokens`, as bytes of float32 [tokens, vocabulary]. For measurements without live
-    /// requests: it overwrites the first pages of the KV pool.
-    fn prompt_logits<'py>(&self, py: Python<'py>, tokens: Int32s<'py>) -> PyResult<Bound<'py, PyBytes>> {
+    /// Returns the counts of images: tower runs, hits, images and bytes in the cache; `None` without a vision tower.
+    fn image_counts(&self) -> PyResult<Option<(u64, u64, usize, usize)>> {
+        let counts = self.with(|engine| engine.image_counts())?;
+        Ok(counts.map(|counts| (counts.runs, counts.hits, counts.images, counts.bytes)))
+    }
+
+    /// Returns the logits at each of `tokens`, as bytes of float32 [tokens, vocabulary]; `images` are those of the
+    /// prompt. For measurements without live requests: it overwrites the first pages of the KV pool.
+    #[pyo3(signature = (tokens, images=None))]
+    fn prompt_logits<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: Int32s<'py>,
+        images: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
         let tokens = tokens.as_slice().to_vec();
-        let result = py.detach(|| self.with(|engine| engine.prompt_logits(&tokens)))?;
+        let images = images.as_ref().map(images_from_python).transpose()?.unwrap_or_default();
+        let result = py.detach(|| self.with(|engine| engine.prompt_logits(&tokens, images)))?;
         let logits = checked(result)?;
         PyBytes::new_with(py, 4 * logits.len(), |bytes| {
             for (to, number) in bytes.chunks_exact_mut(4).zip(logits) {

@@ -3,8 +3,8 @@
 //!
 //! Invariants: a value outside the engine's range is clamped to it.
 
-use minisgl_cpu::Isa;
 use minisgl_cpu::sampling::{Binding, Params, Pooling, Scratch, Slots};
+use minisgl_cpu::{Isa, PromptImage};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -71,8 +71,25 @@ pub(crate) fn binding_from_python(binding: &Bound<'_, PyAny>) -> PyResult<(usize
         grammar: grammar_of(&binding.getattr("grammar")?)?,
         space: binding.getattr("space")?.extract::<&[u8]>()?.to_vec(),
         staged: staged_of(&binding.getattr("stored")?)?,
+        images: images_from_python(&binding.getattr("images")?)?,
     };
     Ok((binding.getattr("slot")?.extract()?, made))
+}
+
+/// Reads the `minisgl.prompt_image.PromptImage`s of a prompt.
+pub(crate) fn images_from_python(images: &Bound<'_, PyAny>) -> PyResult<Vec<PromptImage>> {
+    let images = images.try_iter()?.map(|image| -> PyResult<PromptImage> {
+        let image = image?;
+        let grid: (usize, usize) = image.getattr("grid")?.extract()?;
+        Ok(PromptImage {
+            digest: image.getattr("digest")?.extract::<&[u8]>()?.try_into()?,
+            start: image.getattr("start")?.extract()?,
+            num_tokens: image.getattr("num_tokens")?.extract()?,
+            grid: grid.into(),
+            pixels: image.getattr("pixels")?.extract::<&[u8]>()?.into(),
+        })
+    });
+    images.collect()
 }
 
 fn ids_of(ids: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {

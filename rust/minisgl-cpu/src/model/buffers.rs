@@ -47,6 +47,8 @@ pub struct Buffers {
     pub laurel: Grid,
     /// Up projection, in layers that sparsify gates before multiplying.
     pub ups: Grid,
+    /// Copies of the hidden states of a vision tower, after some layers.
+    pub taps: Vec<Grid>,
     /// Activations prepared as matmul input.
     pub acts: Acts,
     /// Work counters, `COUNTERS` for each operation.
@@ -131,6 +133,9 @@ impl Buffers {
             predicted: Grid::new(if_written(Rows::Beside)),
             laurel: Grid::new(if_written(Rows::Beside)),
             ups: Grid::new(cut),
+            taps: (config.patches.iter().flat_map(|patches| &patches.taps))
+                .map(|_| Grid::new(config.hidden_size))
+                .collect(),
             acts: Acts::new(1, widest, mode),
             counters: (0..weights.operations().count() * COUNTERS)
                 .map(|_| Counter::default())
@@ -163,6 +168,7 @@ impl Buffers {
             .chain(of_layers)
             .chain(&mut self.latents)
             .chain(of_streams)
+            .chain(&mut self.taps)
             .for_each(|grid| grid.reserve(tokens));
         self.acts = Acts::new(tokens, self.widest, self.mode);
         if let Some(experts) = &mut self.experts {

@@ -75,6 +75,41 @@ pub struct ModelConfig {
     pub left_out: Vec<String>,
     pub latent: Option<LatentConfig>,
     pub moe: Option<MoeConfig>,
+    #[serde(default)]
+    pub rope_axes: Vec<usize>,
+    #[serde(default)]
+    pub deep_features: usize,
+    #[serde(default)]
+    pub patches: Option<Patches>,
+}
+
+/// Input of a vision tower: patches of an image in place of tokens.
+#[allow(missing_docs)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Patches {
+    pub size: usize,
+    pub frames: usize,
+    pub merge: usize,
+    pub side: usize,
+    pub taps: Vec<usize>,
+}
+
+impl Patches {
+    /// Returns the pixel values of a patch.
+    pub fn values(&self) -> usize {
+        3 * self.size * self.size
+    }
+
+    /// Returns the row and the column of patch `at` in a grid with `columns` columns. Patches are ordered by blocks.
+    pub fn place(&self, at: usize, columns: usize) -> [usize; 2] {
+        let (merge, block) = (self.merge, at / (self.merge * self.merge));
+        let of_block = [block / (columns / merge), block % (columns / merge)];
+        [
+            of_block[0] * merge + at / merge % merge,
+            of_block[1] * merge + at % merge,
+        ]
+    }
 }
 
 /// Attention bias by distance between query and key.
@@ -315,7 +350,11 @@ impl ModelConfig {
     }
 
     /// Returns the KV pool index of the keys and values that `layer` attends to, which may be another layer's.
+    /// The layers of a vision tower share one, as an image is computed at once.
     pub fn kv_layer(&self, layer: usize) -> usize {
+        if self.patches.is_some() {
+            return 0;
+        }
         let owner = self.heads[layer].kv_of;
         self.kv_owners()
             .position(|(candidate, _)| candidate == owner)
@@ -393,10 +432,11 @@ impl ModelConfig {
         let shared = self.moe.as_ref().map_or(0, |moe| moe.shared_size);
         let per_layer = self.per_layer.map_or(0, |per_layer| per_layer.size);
         let rank = self.streams.map_or(0, |streams| streams.rank);
+        let pixels = self.patches.as_ref().map_or(0, Patches::values);
         self.intermediate_sizes
             .iter()
             .copied()
-            .fold(shared.max(per_layer).max(rank), usize::max)
+            .fold(shared.max(per_layer).max(rank).max(pixels), usize::max)
     }
 
     /// Returns the gates' sparsity threshold in standard deviations above their mean, `None` to keep all gates.

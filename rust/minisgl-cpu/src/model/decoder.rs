@@ -213,6 +213,11 @@ impl Decoder {
 }
 
 impl Memory {
+    /// Returns the copies of the hidden states that the forward pass left, and then the last ones.
+    pub(super) fn tapped(&self) -> impl Iterator<Item = &Grid> {
+        self.buffers.taps.iter().chain([&self.buffers.x])
+    }
+
     /// Returns the seconds spent in each part so far, `None` without timing.
     pub fn times(&self) -> Option<Times> {
         self.times

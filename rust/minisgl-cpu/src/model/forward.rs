@@ -13,7 +13,7 @@ use std::time::Instant;
 use minisgl_kernels::attention::Scratch;
 
 use crate::model::buffers::{COUNTERS, ThreadBuffers};
-use crate::model::operation::{Embed, Operation, SumPerLayer};
+use crate::model::operation::{Angles, Embed, Operation, SumPerLayer};
 use crate::model::worker::{Forward, ITEM_TOKENS, Times, Worker, each};
 use crate::threads::Barrier;
 
@@ -48,10 +48,38 @@ impl Forward<'_> {
     }
 }
 
+impl Forward<'_> {
+    /// Writes the cosines and sines of a token's position.
+    ///
+    /// # Safety
+    /// No other thread may use the token's row of angles meanwhile.
+    pub(super) unsafe fn write_angles(&self, angles: &Angles, token: usize) {
+        let axes = self.tokens.axes.get(token).filter(|_| !angles.axes.is_empty());
+        let (position, mut first) = (self.tokens.positions[token] as f32, 0);
+        for (frequencies, scale) in &angles.tables {
+            let half = frequencies.len();
+            for (i, frequency) in frequencies.iter().enumerate() {
+                let position = axes.map_or(position, |axes| axes[angles.axes[i]] as f32);
+                let (sin, cos) = (position * frequency).sin_cos();
+                let at = first + i;
+                // SAFETY: guaranteed by the caller; `angles` has columns for cosines and sines of each table.
+                unsafe {
+                    *self.buffers.angles.at(token, at) = cos * scale;
+                    *self.buffers.angles.at(token, half + at) = sin * scale;
+                }
+            }
+            first += 2 * half;
+        }
+    }
+}
+
 impl Worker<'_, '_> {
     fn run(&mut self, operation: &Operation) {
         match operation {
             Operation::Embed(embed) => self.embed(embed),
+            Operation::Patches(embed) => self.patches(embed),
+            Operation::Tap(index) => self.tap(*index),
+            Operation::AddFeatures(layer) => self.add_features(*layer),
             Operation::Project(project) => self.project(project),
             Operation::EachToken(steps) => self.each_token(steps),
             Operation::PerHead(per_head) => self.per_head(per_head),
@@ -95,6 +123,9 @@ impl Worker<'_, '_> {
             if embed.scale != 1.0 {
                 row.iter_mut().for_each(|number| *number *= embed.scale);
             }
+            if let Some(features) = shared.tokens.features.get(token).copied().flatten() {
+                row[..shared.hidden].copy_from_slice(&features[..shared.hidden]);
+            }
             let position = shared.tokens.positions[token];
             let kind = shared.tokens.types.get(token).copied().unwrap_or_default();
             let added = [
@@ -113,20 +144,8 @@ impl Worker<'_, '_> {
                 // SAFETY: the row has `hidden` elements.
                 unsafe { norm.apply(&shared.kernels, at, (0, shared.hidden), at) };
             }
-            let (position, mut first) = (position as f32, 0);
-            for (frequencies, scale) in &embed.angles {
-                let half = frequencies.len();
-                for (i, frequency) in frequencies.iter().enumerate() {
-                    let (sin, cos) = (position * frequency).sin_cos();
-                    let at = first + i;
-                    // SAFETY: this thread's work item; `angles` has columns for cosines and sines of each table.
-                    unsafe {
-                        *buffers.angles.at(token, at) = cos * scale;
-                        *buffers.angles.at(token, half + at) = sin * scale;
-                    }
-                }
-                first += 2 * half;
-            }
+            // SAFETY: this thread's work item: the rows of its tokens.
+            unsafe { shared.write_angles(&embed.angles, token) };
         });
         self.barrier.wait();
     }

@@ -2,19 +2,21 @@
 //!
 //! Invariants: a tensor that does not fit the configuration is an error with the tensor's name.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
+use minisgl_kernels::Kind;
 use minisgl_kernels::attention::Distances;
-use minisgl_kernels::panels::Matrix;
+use minisgl_kernels::memory::Zeroed;
+use minisgl_kernels::panels::{Matrix, Panels, Shape};
 
 use crate::error::{Error, Result};
-use crate::model::config::{ByDistance, ModelConfig, Slopes};
+use crate::model::config::{ByDistance, ModelConfig, Patches, Slopes};
 use crate::model::held::Norm;
 use crate::model::layers::{Loader, per_layer_tables, stream_tables};
 use crate::model::names::{At, Part};
-use crate::model::operation::{Embed, Operation};
+use crate::model::operation::{Angles, Embed, Operation, PatchEmbed, Project, Rows};
 use crate::model::pieces::{load_norm, pack, padded};
-use crate::model::tensors::Tensors;
+use crate::model::tensors::{ModelTensor, Tensors};
 use crate::model::weights::Weights;
 use crate::threads::{Counter, Pool};
 use crate::weights::{Packer, Packing};
@@ -30,9 +32,15 @@ impl Weights {
         pool: &mut Pool,
         progress: Progress<'_>,
     ) -> Result<Self> {
-        let (layers, (mut before, head)) = load_parts((tensors, packer), config, pool, progress)?;
+        let (mut layers, (mut before, head)) = load_parts((tensors, packer), config, pool, progress)?;
         let [into_streams, mut after] = stream_tables(tensors, config, &packer.part(config.num_layers + 1))?;
         before.extend(into_streams);
+        for (layer, operations) in layers.iter_mut().enumerate() {
+            let taps = config.patches.iter().flat_map(|patches| &patches.taps);
+            let tapped = taps.enumerate().filter(|(_, tap)| **tap == layer);
+            operations.extend(tapped.map(|(index, _)| Operation::Tap(index)));
+            operations.extend((layer < config.deep_features).then_some(Operation::AddFeatures(layer)));
+        }
         after.push(Operation::Check);
         let norm = config
             .last_norm
@@ -47,7 +55,9 @@ impl Weights {
             .head_bias
             .then(|| tensors.part_vector(Part::Head, At::default(), "bias", config.vocab_size))
             .transpose()?;
-        tensors.check_all_used(|name| is_redundant(name, tensors, config))?;
+        if config.patches.is_none() {
+            tensors.check_all_used(|name| is_redundant(name, tensors, config))?;
+        }
         Ok(Self {
             before,
             layers,
@@ -141,6 +151,9 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// Loads the operations before the layers, and the LM head.
 fn load_tables(tensors: &Tensors, config: &ModelConfig, packing: &Packing<'_>) -> Result<Tables> {
+    if let Some(patches) = &config.patches {
+        return Ok((load_patches(tensors, config, patches, packing)?, no_head()));
+    }
     let shape = [config.vocab_size, config.hidden_size];
     let of = |part, shape: &[usize; 2]| pack(packing, &[tensors.part(part, At::default(), shape)?], false);
     let embedding = of(Part::Embedding, &shape)?;
@@ -154,7 +167,6 @@ fn load_tables(tensors: &Tensors, config: &ModelConfig, packing: &Packing<'_>) -
         (of(Part::Head, &shape)?, Some(embedding))
     };
     let norm = || load_global_norm(tensors, config, Part::EmbeddingNorm);
-    let angles = config.inverse_frequencies.iter().cloned();
     let embed = Operation::Embed(Embed {
         table,
         scale: config.embedding_scale,
@@ -162,9 +174,72 @@ fn load_tables(tensors: &Tensors, config: &ModelConfig, packing: &Packing<'_>) -
         positions,
         first_position: config.first_position,
         norm: config.embedding_norm.then(norm).transpose()?,
-        angles: angles.zip(config.rope_scales.iter().copied()).collect(),
+        angles: angles_of(config),
     });
     Ok(([embed].into_iter().chain(per_layer).collect(), head))
+}
+
+fn angles_of(config: &ModelConfig) -> Angles {
+    let tables = config.inverse_frequencies.iter().cloned();
+    Angles {
+        tables: tables.zip(config.rope_scales.iter().copied()).collect(),
+        axes: config.rope_axes.clone(),
+    }
+}
+
+/// Loads the input of a vision tower. An image is a film of equal frames, so the weights of all frames are added.
+fn load_patches(
+    tensors: &Tensors,
+    config: &ModelConfig,
+    patches: &Patches,
+    packing: &Packing<'_>,
+) -> Result<Vec<Operation>> {
+    let (hidden, size, frames, values) = (config.hidden_size, patches.size, patches.frames, patches.values());
+    let film = tensors.part(Part::Patches, At::default(), &[hidden, 3, frames, size, size])?;
+    let film = film.view()?.decode();
+    let channels = film.chunks(frames * size * size);
+    let sums = channels.flat_map(|film| {
+        let (first, others) = film.split_at(size * size);
+        first
+            .iter()
+            .enumerate()
+            .map(move |(at, one)| others.iter().skip(at).step_by(size * size).fold(*one, |sum, x| sum + x))
+    });
+    let folded = ModelTensor::Owned {
+        name: "patches".to_owned(),
+        kind: Kind::F32,
+        shape: vec![hidden, values],
+        data: sums.flat_map(f32::to_le_bytes).collect(),
+    };
+    let positions = tensors.part(Part::Positions, At::default(), &[patches.side * patches.side, hidden])?;
+    let project = Project {
+        bias: Some(padded(tensors.part_vector(
+            Part::Patches,
+            At::default(),
+            "bias",
+            hidden,
+        )?)),
+        adds: true,
+        ..Project::new(Rows::Inner, vec![(0, pack(packing, &[folded], false)?)], Rows::Hidden)
+    };
+    let embed = PatchEmbed {
+        patches: patches.clone(),
+        positions: positions.view()?.decode(),
+        angles: angles_of(config),
+    };
+    Ok(vec![Operation::Patches(embed), Operation::Project(project)])
+}
+
+/// Returns a matrix without rows, for a model without an LM head.
+fn no_head() -> Matrix {
+    let [n, panels, k] = [0; 3];
+    let shape = Shape {
+        kind: Kind::F32,
+        n,
+        panels,
+        k,
+    };
+    Matrix::new(shape, Panels::Own(Arc::new(Zeroed::new(0))))
 }
 
 /// Loads a norm that belongs to no layer.

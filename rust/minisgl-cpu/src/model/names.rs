@@ -16,6 +16,20 @@ pub enum Part {
     Positions,
     /// Token type embedding.
     TokenTypes,
+    /// Projection of a vision tower's patches.
+    Patches,
+    /// Norm of a vision tower's merger.
+    MergerNorm,
+    /// First matrix of a merger.
+    MergerUp,
+    /// Second matrix of a merger.
+    MergerDown,
+    /// Norm of a merger after a layer (DeepStack).
+    DeepMergerNorm,
+    /// First matrix of such a merger.
+    DeepMergerUp,
+    /// Second matrix of such a merger.
+    DeepMergerDown,
     /// Norm of embeddings.
     EmbeddingNorm,
     /// Relative position bias, by bucket and head.

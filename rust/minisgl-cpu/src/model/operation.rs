@@ -11,7 +11,7 @@ use minisgl_kernels::mamba::Way;
 use minisgl_kernels::panels::Matrix;
 
 use crate::model::adapter::Site;
-use crate::model::config::{Activation, Mamba2, MoeConfig, QueryGrowth};
+use crate::model::config::{self, Activation, Mamba2, MoeConfig, QueryGrowth};
 use crate::model::delta::Delta;
 use crate::model::held::{Linear, Norm};
 
@@ -46,6 +46,12 @@ pub enum Rows {
 pub enum Operation {
     /// Embedding lookup, and RoPE angles of positions.
     Embed(Embed),
+    /// Pixel values, learned positions and RoPE angles of an image's patches.
+    Patches(PatchEmbed),
+    /// Copy of the hidden states to a buffer of their own, by its index.
+    Tap(usize),
+    /// Addition of image features (DeepStack), by the index of the layer that they follow.
+    AddFeatures(usize),
     /// Matmul with one or more weight matrices.
     Project(Project),
     /// Steps on each token's projected row, all in one pass.
@@ -159,8 +165,26 @@ pub struct Embed {
     pub first_position: usize,
     /// Norm of the embedding sums.
     pub norm: Option<Norm>,
-    /// RoPE tables: radians per position, and the scale of cosines and sines.
-    pub angles: Vec<(Vec<f32>, f32)>,
+    /// RoPE tables of the model.
+    pub angles: Angles,
+}
+
+/// RoPE tables of a model.
+pub struct Angles {
+    /// Radians per position, and the scale of cosines and sines.
+    pub tables: Vec<(Vec<f32>, f32)>,
+    /// Axis (time, row, column) whose position counts for each pair; empty if a token has one position.
+    pub axes: Vec<usize>,
+}
+
+/// Input of a vision tower. The matmul of the pixel values follows.
+pub struct PatchEmbed {
+    /// Sizes of patches, and their order.
+    pub patches: config::Patches,
+    /// Learned positions, [side, side, hidden], resampled to the grid of each image.
+    pub positions: Vec<f32>,
+    /// RoPE tables of the tower.
+    pub angles: Angles,
 }
 
 /// Adjacent heads in a token's projected row.

@@ -39,6 +39,15 @@ impl Display for Operation {
         let hidden = |norm: Option<&Arc<Norm>>| normed(norm, Rows::Hidden);
         match self {
             Self::Embed(embed) => write!(f, "embed        hidden = {embed}"),
+            Self::Patches(one) => {
+                let (values, side) = (one.patches.values(), one.patches.side);
+                write!(
+                    f,
+                    "patches      inner = {values} pixel values; hidden = positions of {side} x {side}"
+                )
+            }
+            Self::Tap(index) => write!(f, "tap          output {} = hidden", index + 2),
+            Self::AddFeatures(_) => f.write_str("add          hidden += features of images"),
             Self::Project(project) => write!(f, "project      {project}"),
             Self::EachToken(steps) => write!(f, "each token   {}", joined(steps, "; ")),
             Self::PerHead(per_head) => write!(f, "per head     {per_head}"),
@@ -149,7 +158,7 @@ impl Display for Embed {
                 .try_for_each(|table| write!(f, " + {what} {}", Sizes(table)))?;
         }
         f.write_str(if self.norm.is_some() { ", normalized" } else { "" })?;
-        let angles = self.angles.iter().map(|(table, _)| table.len());
+        let angles = self.angles.tables.iter().map(|(table, _)| table.len());
         write!(f, "; angles [{}]", joined(angles, ", "))
     }
 }

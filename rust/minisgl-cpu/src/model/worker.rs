@@ -53,6 +53,23 @@ pub struct Tokens<'a> {
     pub types: &'a [u32],
     /// Recurrent states of the rows; `None` if no layer has any.
     pub states: Option<StepStates<'a>>,
+    /// Features of images, in place of the embedding and then for each layer that adds some; empty without images.
+    pub features: &'a [Option<&'a [f32]>],
+    /// Positions by axis (time, row, column); empty if all three are those of `positions`.
+    pub axes: &'a [[u32; 3]],
+    /// Image whose patches are the tokens (vision towers).
+    pub image: Option<Image<'a>>,
+}
+
+/// Image in the order of its tower's patches.
+#[derive(Clone, Copy)]
+pub struct Image<'a> {
+    /// Rows and columns of patches.
+    pub grid: [usize; 2],
+    /// Pixels, [patches, channels, values of a channel].
+    pub pixels: &'a [u8],
+    /// Value of each pixel as the tower reads it, by channel.
+    pub table: &'a [[f32; 256]; 3],
 }
 
 /// Attention kernels and plans, one for each distinct (KV heads, head size) of the layers.

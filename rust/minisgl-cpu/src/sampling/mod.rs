@@ -13,6 +13,7 @@ mod sampler;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::images::PromptImage;
 use changes::Changes;
 use grammar::Masked;
 pub use grammar::{Grammar, Masks, SharedGrammar};
@@ -41,6 +42,8 @@ pub struct Binding {
     pub space: Vec<u8>,
     /// Stored pages of `tokens` that are staged for loading.
     pub staged: Option<Arc<Staged>>,
+    /// Images of the prompt, by start.
+    pub images: Vec<PromptImage>,
 }
 
 #[derive(Debug, Default)]
@@ -117,9 +120,13 @@ impl Slots {
             .then(|| Changes::new(&params, prompt, output, self.vocab, &self.eos_ids));
         let grammar = grammar.map(|grammar| Mutex::new(Masked::new(grammar, output, mask_words(self.vocab))));
         tokens.truncate(num_prompt);
+        let is_text = tokens.iter().all(|token| (*token as usize) < self.vocab);
         self.slots[slot] = Slot {
             changes,
-            prompt: params.prompt_logprobs.map(|count| Prompt { req_id, tokens, count }),
+            prompt: params
+                .prompt_logprobs
+                .filter(|_| is_text)
+                .map(|count| Prompt { req_id, tokens, count }),
             params,
             grammar,
         };

@@ -52,11 +52,40 @@ pub fn check(config: &ModelConfig) -> Result<()> {
             "config.json: an MLP parallel to attention is not supported with experts or in a layer without attention",
         ));
     }
+    check_images(config)?;
     attention::check(config)?;
     mixers::check(config)?;
     mlp::check(config)?;
     experts::check(config)?;
     streams::check(config)
+}
+
+/// Rejects settings of images, of a text model or a vision tower, that are invalid.
+fn check_images(config: &ModelConfig) -> Result<()> {
+    let pairs = config.inverse_frequencies.first().map_or(0, Vec::len);
+    let axes = &config.rope_axes;
+    let one_table = config.inverse_frequencies.len() == 1 && axes.len() == pairs;
+    if !axes.is_empty() && !(one_table && axes.iter().all(|axis| *axis < 3)) {
+        return Err(unsupported(
+            "mrope_section",
+            axes.len(),
+            "must be one axis for each pair",
+        ));
+    }
+    if config.deep_features > config.num_layers {
+        let why = "more than layers of the text model";
+        return Err(unsupported("deepstack_visual_indexes", config.deep_features, why));
+    }
+    let Some(patches) = &config.patches else { return Ok(()) };
+    within("patch_size", patches.size, 256)?;
+    within("temporal_patch_size", patches.frames, 16)?;
+    within("spatial_merge_size", patches.merge, 16)?;
+    within("num_position_embeddings", patches.side, MAX_LAYERS)?;
+    if !patches.taps.is_sorted_by(|one, next| one < next) || patches.taps.iter().any(|tap| *tap >= config.num_layers) {
+        let why = "must be ascending layers of the tower";
+        return Err(unsupported("deepstack_visual_indexes", patches.taps.len(), why));
+    }
+    Ok(())
 }
 
 /// Rejects per-layer lists and RoPE tables with inconsistent lengths.

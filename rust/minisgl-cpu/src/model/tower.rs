@@ -1,0 +1,295 @@
+//! Vision tower: from the pixels of an image to the features that stand for its tokens.
+//!
+//! Its layers are those of an encoder, computed by `Decoder`. Mergers join blocks of patches to tokens of the text model.
+//!
+//! Invariants: features depend on the image alone; nothing stays allocated between two images.
+
+#![allow(unsafe_code)]
+
+use std::slice::from_raw_parts_mut;
+
+use minisgl_kernels::attention::Rows;
+use minisgl_kernels::kv::{KvDtype, KvHeads, KvPool, KvShape};
+use minisgl_kernels::panels::PANEL;
+use minisgl_kernels::{Acts, Kernels, Mode, plain};
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::model::buffers::TOKENS;
+use crate::model::config::{ModelConfig, Patches};
+use crate::model::decoder::Decoder;
+use crate::model::grid::Grid;
+use crate::model::held::{Linear, Norm};
+use crate::model::names::{At, Files, Part};
+use crate::model::pieces::{load_norm, pack, padded};
+use crate::model::products::Groups;
+use crate::model::tensors::Tensors;
+use crate::model::weights::Weights;
+use crate::model::worker::{Image, LINE_TOKENS, Tokens, each};
+use crate::threads::{Counter, Pool};
+use crate::weights::Packer;
+
+/// Patches in a KV page of the tower.
+const PAGE: usize = 128;
+const ONES: [f32; 32 * PANEL] = [1.0; 32 * PANEL];
+
+/// Settings of a vision tower, as Python sends them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TowerSettings {
+    /// Sizes and features of the tower's layers.
+    pub model: ModelConfig,
+    /// Tensor names of the tower.
+    pub names: Files,
+    /// Value of each pixel as the tower reads it, [channels, 256].
+    pub table: Vec<f32>,
+    /// Hidden size of the text model.
+    pub out_size: usize,
+}
+
+/// Merger of blocks of patches: norm, matrix, GELU, matrix.
+struct Merger {
+    norm: Norm,
+    /// True if the norm applies to the joined patches, false if to each patch.
+    is_joined: bool,
+    up: Linear,
+    down: Linear,
+}
+
+/// Vision tower with its weights.
+pub struct Tower {
+    decoder: Decoder,
+    patches: Patches,
+    mode: Mode,
+    table: [[f32; 256]; 3],
+    /// Mergers after some layers, and then the last one.
+    mergers: Vec<Merger>,
+    out_size: usize,
+}
+
+impl Tower {
+    /// Loads the tower on the threads of `pool`. Errors if its settings are invalid or a tensor is missing or unknown.
+    pub fn load(
+        settings: &TowerSettings,
+        tensors: &Tensors,
+        (kernels, mode): (Kernels, Mode),
+        pool: &mut Pool,
+    ) -> Result<Self> {
+        let packer = Packer::new(None, None);
+        let (config, out_size) = (&settings.model, settings.out_size);
+        let patches = config
+            .patches
+            .clone()
+            .ok_or_else(|| Error::setting("the tower has no patches"))?;
+        let mut channels = settings
+            .table
+            .chunks_exact(256)
+            .map(|row| <[f32; 256]>::try_from(row).ok());
+        let mut channel = || {
+            channels
+                .next()
+                .flatten()
+                .ok_or_else(|| Error::setting("the table of pixels is short"))
+        };
+        let table = [channel()?, channel()?, channel()?];
+        let weights = Weights::load((tensors, &packer), config, pool, &|_, _| ())?;
+        let packing = packer.part(config.num_layers + 2);
+        let joined = config.hidden_size * patches.merge * patches.merge;
+        let merger = |[norm, up, down]: [Part; 3], at: usize, is_joined: bool| {
+            let at = At {
+                layer: at,
+                ..At::default()
+            };
+            let linear = |part, shape: [usize; 2]| -> Result<Linear> {
+                Ok(Linear {
+                    weight: pack(&packing, &[tensors.part(part, at, &shape)?], false)?,
+                    bias: Some(padded(tensors.part_vector(part, at, "bias", shape[0])?)),
+                })
+            };
+            Ok(Merger {
+                norm: load_norm(
+                    tensors,
+                    config,
+                    norm,
+                    at,
+                    if is_joined { joined } else { config.hidden_size },
+                )?,
+                is_joined,
+                up: linear(up, [joined, joined])?,
+                down: linear(down, [out_size, joined])?,
+            })
+        };
+        let deep = [Part::DeepMergerNorm, Part::DeepMergerUp, Part::DeepMergerDown];
+        let mut mergers = (0..patches.taps.len())
+            .map(|at| merger(deep, at, true))
+            .collect::<Result<Vec<_>>>()?;
+        mergers.push(merger([Part::MergerNorm, Part::MergerUp, Part::MergerDown], 0, false)?);
+        tensors.check_all_used(|name| !name.contains("visual."))?;
+        Ok(Self {
+            decoder: Decoder::new(config.clone(), weights, kernels, mode),
+            patches,
+            mode,
+            table,
+            mergers,
+            out_size,
+        })
+    }
+
+    /// Returns the bytes of all matrices.
+    pub fn bytes(&self) -> usize {
+        let linears = self.mergers.iter().flat_map(|merger| [&merger.up, &merger.down]);
+        self.decoder.weights.bytes() + linears.map(|linear| linear.weight.bytes()).sum::<usize>()
+    }
+
+    /// Returns the elements of a token's features: those of its embedding, then those of each layer that adds some.
+    pub fn width(&self) -> usize {
+        self.mergers.len() * self.out_size
+    }
+
+    /// Returns the rows and columns of tokens in an image whose `grid` of patches has whole blocks and `pixels` fit.
+    pub fn tokens_of(&self, grid: [usize; 2], pixels: usize) -> Option<[usize; 2]> {
+        let tokens = grid.map(|side| side / self.patches.merge);
+        let whole = tokens.map(|side| side * self.patches.merge) == grid && !tokens.contains(&0);
+        let bytes = grid[0].checked_mul(grid[1])?.checked_mul(self.patches.values())?;
+        (whole && bytes == pixels).then_some(tokens)
+    }
+
+    /// Returns the features of an image, [tokens, width]. `grid` and `pixels` have passed `tokens_of`. Errors if they
+    /// are not finite.
+    pub fn run(&self, pool: &mut Pool, grid: [usize; 2], pixels: &[u8]) -> Result<Vec<f32>> {
+        let (config, count) = (&self.decoder.config, grid[0] * grid[1]);
+        let kv = KvPool::new(KvShape {
+            layers: vec![KvHeads {
+                count: config.heads[0].kv_heads,
+                dim: config.heads[0].head_dim,
+            }],
+            pages: count.div_ceil(PAGE),
+            page_size: PAGE,
+            latent: None,
+            dtype: KvDtype::F32,
+        })?;
+        let mut memory = self.decoder.memory(pool.threads(), &kv, false)?;
+        let all: Vec<u32> = (0..count as u32).collect();
+        let axes = |at| {
+            let [row, column] = self.patches.place(at, grid[1]);
+            [0, row as u32, column as u32]
+        };
+        let axes: Vec<[u32; 3]> = (0..count).map(axes).collect();
+        let rows = Rows {
+            seq_lens: &[count as u32],
+            qo_indptr: &[0, count as u32],
+            table: &all[..kv.shape().pages],
+            columns: kv.shape().pages,
+            slots: &[0],
+        };
+        let tokens = Tokens {
+            ids: &all,
+            positions: &all,
+            slots: &all,
+            decode: 0,
+            runs: &[],
+            types: &[],
+            states: None,
+            features: &[],
+            axes: &axes,
+            image: Some(Image {
+                grid,
+                pixels,
+                table: &self.table,
+            }),
+        };
+        let not_finite = self.decoder.forward(pool, &mut memory, &kv, &rows, tokens)?;
+        let merged = count / self.patches.merge.pow(2);
+        let mut features = vec![0.0; merged * self.width()];
+        let last = self.mergers.len() - 1;
+        for (index, (merger, from)) in self.mergers.iter().zip(memory.tapped()).enumerate() {
+            // the last merger's features are the embedding, which comes first
+            let at = if index == last { 0 } else { index + 1 } * self.out_size;
+            let mut found = self.merged(pool, merger, from, merged)?;
+            for (row, to) in found.rows(merged).zip(features.chunks_exact_mut(self.width())) {
+                to[at..at + self.out_size].copy_from_slice(&row[..self.out_size]);
+            }
+        }
+        if !not_finite.is_empty() || features.iter().any(|feature| !feature.is_finite()) {
+            return Err(Error::step("the vision tower's output for an image is not finite"));
+        }
+        Ok(features)
+    }
+
+    /// Joins the patches of each block, and computes a merger's output, [count, out_size].
+    fn merged(&self, pool: &mut Pool, merger: &Merger, from: &Grid, count: usize) -> Result<Grid> {
+        let (hidden, kernels) = (self.decoder.config.hidden_size, &self.decoder.kernels);
+        let block = self.patches.merge.pow(2);
+        let mut joined = Grid::new(block * hidden);
+        joined.reserve(count);
+        let counter = Counter::default();
+        pool.run(&|_, _| {
+            each(&counter, count, 1, |row| {
+                let to = joined.at(row, 0);
+                // SAFETY: this thread's work item: the row; the forward pass that wrote `from` has ended.
+                unsafe {
+                    for part in 0..block {
+                        let (from, to) = (from.at(row * block + part, 0), to.add(part * hidden));
+                        to.copy_from_nonoverlapping(from, hidden);
+                        if !merger.is_joined {
+                            merger.norm.apply(kernels, to, (0, hidden), to);
+                        }
+                    }
+                    if merger.is_joined {
+                        merger.norm.apply(kernels, to, (0, block * hidden), to);
+                    }
+                }
+            });
+        })?;
+        let inner = self.multiplied(pool, &merger.up, &joined, count, true)?;
+        self.multiplied(pool, &merger.down, &inner, count, false)
+    }
+
+    /// Multiplies `count` rows by a matrix, adds its bias and applies GELU if `activates`.
+    fn multiplied(&self, pool: &mut Pool, by: &Linear, from: &Grid, count: usize, activates: bool) -> Result<Grid> {
+        let (matrix, kernels) = (&by.weight, &self.decoder.kernels);
+        let buffer = Acts::new(count, matrix.k(), self.mode.with(matrix));
+        let acts = buffer.writer(count, matrix.k());
+        let mut out = Grid::new(matrix.panels() * PANEL);
+        out.reserve(count);
+        let groups = Groups::new(matrix, pool.threads());
+        let counters: [Counter; 2] = Default::default();
+        pool.run(&|_, barrier| {
+            // SAFETY: this thread's work item: the row; `from` was written before this job.
+            each(&counters[0], count, LINE_TOKENS, |row| unsafe {
+                kernels.prepare(from.at(row, 0), acts, row)
+            });
+            barrier.wait();
+            while let Some(piece) = counters[1].claim(count.div_ceil(TOKENS) * groups.count) {
+                let (first, panels) = (piece / groups.count * TOKENS, groups.panels(piece % groups.count));
+                let (rows, column, width) = (
+                    first..count.min(first + TOKENS),
+                    panels.start * PANEL,
+                    panels.len() * PANEL,
+                );
+                // SAFETY: this thread's work item: these columns of these rows; `acts` was written before the barrier.
+                unsafe {
+                    kernels.matmul(
+                        matrix,
+                        panels,
+                        acts,
+                        rows.clone(),
+                        out.at(first, column),
+                        out.stride(),
+                        false,
+                    );
+                    for row in rows {
+                        let numbers = out.at(row, column);
+                        if let Some(bias) = &by.bias {
+                            kernels.add(numbers, bias[column..].as_ptr(), width);
+                        }
+                        if activates {
+                            plain::gelu_erf_mul(kernels.isa(), from_raw_parts_mut(numbers, width), &ONES);
+                        }
+                    }
+                }
+            }
+        })?;
+        Ok(out)
+    }
+}

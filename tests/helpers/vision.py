@@ -1,0 +1,122 @@
+"""Tiny random models that see, made by transformers, and prompts with images for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from minisgl.prompt_image import PromptImage, digest_of, virtual_ids
+from minisgl.step import Int32Array
+from tests.helpers.models import randomised, save
+
+IMAGE_ID, VIDEO_ID, START_ID, END_ID = 127, 126, 125, 124
+PATCH, MERGE = 4, 2
+_TEXT = {
+    "initializer_range": 0.15,
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000.0,
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    },
+}
+_TOWER = {
+    "initializer_range": 0.15,
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_heads": 2,
+    "patch_size": PATCH,
+    "spatial_merge_size": MERGE,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 48,
+    "num_position_embeddings": 36,
+}
+_PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "patch_size": PATCH,
+    "merge_size": MERGE,
+    "temporal_patch_size": 2,
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.5, 0.6, 0.7],
+    "size": {"shortest_edge": 64, "longest_edge": 65536},
+}
+
+
+def seer(*, taps: Sequence[int] = (0, 2), architecture: str = "Qwen3VLForConditionalGeneration", **text: Any) -> Any:
+    """Return a tiny model that sees, in float32. `taps`: layers of the tower with DeepStack; `text`: settings of the
+    text model."""
+    import transformers
+
+    kind = getattr(transformers, architecture)
+    tower = _TOWER | ({} if architecture.startswith("Qwen3_5") else {"deepstack_visual_indexes": list(taps)})
+    config = kind.config_class(
+        text_config=_TEXT | text,
+        vision_config=tower,
+        image_token_id=IMAGE_ID,
+        video_token_id=VIDEO_ID,
+        vision_start_token_id=START_ID,
+        vision_end_token_id=END_ID,
+    )
+    torch.manual_seed(7)
+    return randomised(kind(config))
+
+
+def saved(model: Any, folder: Path) -> Path:
+    """Save a model with its image processor."""
+    save(model, folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR), encoding="utf-8")
+    return folder
+
+
+def random_image(rows: int, columns: int, seed: int = 0) -> PromptImage:
+    """Return an image of `rows` x `columns` patches, whose place in a prompt is still open."""
+    rng = np.random.default_rng((rows, columns, seed))
+    pixels = rng.integers(0, 256, rows * columns * 3 * PATCH**2, np.uint8).tobytes()
+    grid = (rows, columns)
+    return PromptImage(digest_of("tiny", grid, pixels), 0, rows * columns // MERGE**2, grid, pixels)
+
+
+def prompt_of(parts: Sequence[int | PromptImage], seed: int = 0) -> tuple[Int32Array, tuple[PromptImage, ...]]:
+    """Return the ids of a prompt and its images. `parts`: images, and counts of random tokens between them."""
+    rng, ids, images = np.random.default_rng(seed), [], []
+    for part in parts:
+        if isinstance(part, PromptImage):
+            start = sum(map(len, ids))
+            images.append(PromptImage(part.digest, start, part.num_tokens, part.grid, part.pixels))
+            ids.append(virtual_ids(part.digest, part.num_tokens))
+        else:
+            ids.append(rng.integers(3, 120, part, np.int32))
+    return np.concatenate(ids).astype(np.int32), tuple(images)
+
+
+def their_logits(model: Any, ids: Int32Array, images: Sequence[PromptImage]) -> torch.Tensor:
+    """Return transformers' logits at each position. Pixels are rescaled and normalised as its processors do it."""
+    seen = torch.from_numpy(np.where(ids >= 1 << 30, IMAGE_ID, ids).astype(np.int64))[None]
+    mean, std = (np.array(_PROCESSOR[name], np.float32)[:, None, None, None] for name in ("image_mean", "image_std"))
+    values = []
+    for image in images:
+        pixels = np.frombuffer(image.pixels, np.uint8).reshape(-1, 3, 1, PATCH, PATCH)
+        one = ((pixels.astype(np.float64) * (1 / 255)).astype(np.float32) - mean) / std
+        values.append(np.repeat(one, 2, axis=2).reshape(len(pixels), -1))
+    given: dict[str, Any] = {}
+    if images:
+        grids = [(1, *image.grid) for image in images]
+        given = {"pixel_values": torch.from_numpy(np.concatenate(values)), "image_grid_thw": torch.tensor(grids)}
+    with torch.inference_mode():
+        kinds = (seen == IMAGE_ID).int()
+        found: torch.Tensor = model(input_ids=seen, mm_token_type_ids=kinds, **given).logits[0]
+    return found
