@@ -62,13 +62,13 @@ async def linked(folder: Path) -> AsyncIterator[tuple[EngineSocket, Peer, asynci
 
 async def test_a_client_connects_as_soon_as_the_engine_listens(tmp_path: Path) -> None:
     link = EngineSocket(f"ipc://{tmp_path}/engine")
-    link.write(b"before")
+    link.write([b"before"])
     link.open(lambda: None)
     await asyncio.sleep(0)
     assert link.read() is None
     with listening(tmp_path) as listener:
         peer = await Peer.of(listener)
-        link.write(b"after")
+        link.write([b"after"])
         assert [await peer.next(), await peer.next()] == [b"before", b"after"]
         peer.socket.close()
     link.close()
@@ -85,19 +85,31 @@ async def test_what_the_engine_process_does_not_read_waits_and_comes_in_order(tm
     async with linked(tmp_path) as (link, peer, _):
         sent = [bytes([i]) * 300_000 for i in range(20)]
         for frame in sent:
-            link.write(frame)
+            link.write([frame])
         assert link._unsent, "more than a socket takes"
         assert [await peer.next() for _ in sent] == sent
 
 
+async def test_parts_of_a_frame_come_whole_and_are_not_copied(tmp_path: Path) -> None:
+    """Images are such parts. More of them than one call sends, and empty ones, are no exception."""
+    async with linked(tmp_path) as (link, peer, _):
+        large = bytes(3_000_000)
+        frame = [b"head", large, b"", *(bytes([i]) * i for i in range(100)), large]
+        link.write(frame)
+        link.write([b""])
+        assert any(part.obj is large for part in link._unsent)
+        assert [await peer.next(), await peer.next()] == [b"".join(frame), b""]
+        assert not link._unsent
+
+
 async def test_frames_come_before_the_end(tmp_path: Path) -> None:
     async with linked(tmp_path) as (link, peer, readable):
-        link.write(b"unread")  # the kernel says "reset" then
+        link.write([b"unread"])  # the kernel says "reset" then
         await peer.send(framed(b"one") + framed(b"two"))
         peer.socket.close()
         await readable.wait()
         assert [link.read(), link.read()] == [b"one", b"two"]
-        link.write(b"for nobody")
+        link.write([b"for nobody"])
         with pytest.raises(EOFError):
             link.read()
 

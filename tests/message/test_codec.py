@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from minisgl.message.codec import (
     decode_from_engine,
     decode_to_engine,
     encode,
+    encode_parts,
     framed,
     sent_ns,
     stamped,
@@ -65,6 +67,17 @@ def test_pixels_repeated_in_a_frame_are_sent_once() -> None:
     assert found == choices
     held = {id(one.pixels) for request in found if isinstance(request, AddRequest) for one in request.images}
     assert len(held) == 1, "the receiver keeps one copy"
+
+
+def test_parts_of_a_frame_are_its_bytes_and_the_pixels_themselves() -> None:
+    images = tuple(PromptImage(bytes([n]) * 32, n, n, (n, 1), bytes([n]) * 300 * n) for n in range(1, 18))
+    messages = [AbortRequest(1), *(AddRequest(i, b"ab", SamplingParams(), images=images[i:]) for i in range(17))]
+    parts = encode_parts(messages)
+    assert all(any(part is image.pixels for part in parts) for image in images)
+    bare = [AddRequest(1, b"", SamplingParams(), images=images)]
+    plain = msgspec.msgpack.encode(bare)
+    assert encode(bare)[2:] == plain, "as msgspec writes it"
+    assert decode_to_engine(b"".join(parts)) == messages
 
 
 def test_an_image_without_pixels_is_refused() -> None:

@@ -46,6 +46,7 @@ from minisgl.message.codec import Codec, MessageError, decode_said
 from minisgl.message.heartbeat import TIMES, Watchdog
 from minisgl.metrics.engines import READY, EngineView, EngineViews
 from minisgl.metrics.meters import Meter
+from minisgl.prompt_image import PromptImage
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
@@ -58,10 +59,17 @@ ENGINE = 0  # process id for the watchdog
 LOST_S = 1.0  # seconds from the end of the connection to the end of its requests
 MAX_FRAMES = 8  # frames handled at once
 MAX_NOTIFIED = 256  # subscribers notified per turn of the event loop
+MAX_PIXEL_BYTES = 1 << 28  # pixels of the images of one call of `submit`: a quarter of the longest frame
+MAX_LIVE_PIXEL_BYTES = 1 << 30  # pixels of the images of all unfinished requests
 
 
 class EngineGone(RuntimeError):
     """Error after the engine process failed or was stopped."""
+
+
+def num_pixel_bytes(images: Sequence[Sequence[PromptImage]]) -> int:
+    """Return the bytes of pixels of these images, by prompt. The same image counts once."""
+    return sum({image.digest: len(image.pixels) for of_prompt in images for image in of_prompt}.values())
 
 
 class EngineClient(ABC):
@@ -77,6 +85,15 @@ class EngineClient(ABC):
     @abstractmethod
     def _post(self, message: ToEngine) -> None:
         """Send a message to the engine soon, in order."""
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Send the posted messages now, so that a frame has the images of one call of `submit` at most."""
+
+    @property
+    def num_pixel_bytes(self) -> int:
+        """Pixels of the images of unfinished requests, in bytes."""
+        return sum(state.num_pixel_bytes for state in self.processor.live.values())
 
     def serving(self) -> Mapping[int, EngineStats | None]:
         """Return the last statistics of each engine that serves now, by engine id."""
@@ -114,9 +131,11 @@ class EngineClient(ABC):
         formats: Formats | None = None,
         before: Sequence[Before] | None = None,
         background: bool = False,
+        images: Sequence[tuple[PromptImage, ...]] = (),
     ) -> list[RequestState]:
         """Submit `sampling.n` requests for each prompt and return their states, see `request_states`. `before`: the
-        tokens that another engine has generated, by request. `background`: low priority. Raises `EngineGone`."""
+        tokens that another engine has generated, by request. `background`: low priority. `images`: those of each
+        prompt; empty: of none. Raises `EngineGone`."""
         if self._failure is not None:
             raise EngineGone(self._failure)
         states = request_states(
@@ -144,7 +163,13 @@ class EngineClient(ABC):
                 num_generated = len(prior.tokens)
             self.processor.add(state, self._next_id, background=background)
             self._next_id += 1
-            self._post(AddRequest(state.req_id, tokens, state.sampling, priority, num_generated, key, background))
+            of_prompt = images[i // sampling.n] if images else ()
+            state.num_pixel_bytes = num_pixel_bytes([of_prompt]) // sampling.n
+            self._post(
+                AddRequest(state.req_id, tokens, state.sampling, priority, num_generated, key, background, of_prompt)
+            )
+        if images:
+            self._flush()
         return states
 
     def abort(self, state: RequestState) -> None:
@@ -167,6 +192,9 @@ class InProcessClient(EngineClient):
 
     def _post(self, message: ToEngine) -> None:
         self._outbox.append(message)
+
+    def _flush(self) -> None:
+        """Do nothing: `step` takes the messages."""
 
     def receive(self, messages: Sequence[FromEngine]) -> None:
         """Handle the messages that the loop sends."""
@@ -293,7 +321,7 @@ class ProcessClient(EngineClient):
 
     def _flush(self) -> None:
         if self._pending:
-            self._socket.write(self.codec.encode(self._pending))
+            self._socket.write(self.codec.encode_parts(self._pending))
             self._pending.clear()
 
     # ----------------------------------------------------------------------------------------------------- receive

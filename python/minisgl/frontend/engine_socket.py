@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
 
-from minisgl.message.codec import FrameReader, framed
+from minisgl.message.codec import FrameReader, length_of
 
 RETRY_S = 0.005  # interval of connection attempts: the engine process may listen later
 READ_BYTES = 1 << 14
+MAX_PARTS = 64  # sent at once
 LINGER_S = 0.5
 
 
@@ -27,7 +30,7 @@ class EngineSocket:
         self._retry: asyncio.TimerHandle | None = None
         self._on_readable: Callable[[], None] = lambda: None
         self._frames = FrameReader()
-        self._unsent = bytearray()
+        self._unsent = deque[memoryview]()
 
     def open(self, on_readable: Callable[[], None]) -> None:
         """Connect as soon as the engine process listens. `on_readable` is called while there is data to read."""
@@ -50,10 +53,11 @@ class EngineSocket:
         self._loop.add_reader(sock.fileno(), self._on_readable)
         self._send()
 
-    def write(self, frame: bytes) -> None:
-        """Send a frame, in order; unsent bytes are queued."""
+    def write(self, frame: Sequence[bytes]) -> None:
+        """Send a frame, given in parts, in order; unsent parts are queued, not copied. Raises `MessageError`."""
         waits = bool(self._unsent)
-        self._unsent += framed(frame)
+        first, *rest = frame
+        self._unsent += (memoryview(part) for part in (length_of(frame) + first, *rest) if part)
         if not waits:
             self._send()
 
@@ -63,10 +67,14 @@ class EngineSocket:
         num_sent = 0
         with contextlib.suppress(BlockingIOError):
             try:
-                num_sent = self._socket.send(self._unsent) if self._unsent else 0
+                num_sent = self._socket.sendmsg(islice(self._unsent, MAX_PARTS)) if self._unsent else 0
             except (BrokenPipeError, ConnectionResetError):  # the read side notices it
-                num_sent = len(self._unsent)
-        del self._unsent[:num_sent]
+                self._unsent.clear()
+        while num_sent:
+            part = self._unsent.popleft()
+            if num_sent < len(part):
+                self._unsent.appendleft(part[num_sent:])
+            num_sent -= min(num_sent, len(part))
         if self._unsent:
             self._loop.add_writer(self._socket.fileno(), self._send)
         else:
@@ -109,6 +117,6 @@ class EngineSocket:
         if self._unsent:
             self._socket.settimeout(LINGER_S)
             with contextlib.suppress(OSError):
-                self._socket.sendall(self._unsent)
+                self._socket.sendall(b"".join(self._unsent))
         self._socket.close()
         self._socket = None

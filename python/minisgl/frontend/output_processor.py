@@ -85,6 +85,7 @@ class RequestState:
         "key",
         "last_time",
         "logprobs",
+        "num_pixel_bytes",
         "prompt",
         "prompt_logprobs",
         "reason",
@@ -113,7 +114,8 @@ class RequestState:
         self.prompt = prompt
         self.sampling = sampling
         self.subscriber = subscriber
-        self.req_id = -1  # set by `EngineClient.submit`, like the next three
+        self.req_id = -1  # set by `EngineClient.submit`, like the next four
+        self.num_pixel_bytes = 0  # this choice's part of the pixels of the prompt's images
         self.sent_at = 0.0
         self.waits = False  # waits for its first step
         self.background = False

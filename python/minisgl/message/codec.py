@@ -3,16 +3,18 @@ the time of sending between the two, eight bytes of the system-wide monotonic cl
 machine. On a stream socket each frame is preceded by its length (four bytes, little-endian).
 
 Invariants: a frame of another version, or one that does not match the types, is a `MessageError`, never a wrong
-message. The pixels of an image are once in a frame, however many of its requests have the image. Only whole frames are returned; an incomplete one uses no more memory than its received bytes.
+message. The pixels of an image are once in a frame, however many of its requests have the image. Only whole frames are
+returned; an incomplete one uses no more memory than its received bytes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeGuard, TypeVar
+from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from minisgl.message import SCHEMA_VERSION, AddRequest, FromEngine, ToEngine
 from minisgl.prompt_image import PromptImage
@@ -32,31 +34,37 @@ class MessageError(ValueError):
 
 
 def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
-    if _have_images(messages):
-        sent = set[bytes]()
+    return b"".join(encode_parts(messages))
 
-        def sent_once(image: PromptImage) -> PromptImage:
-            if image.digest in sent:
-                return msgspec.structs.replace(image, pixels=b"")
+
+def encode_parts(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> list[bytes]:
+    """Encode a frame as parts to be joined. Pixels of images are parts of their own: they are large and not copied."""
+    if not _have_images(messages):
+        return [_VERSION + _encoder.encode(messages)]
+    parts, sent = [_VERSION + _array_header(len(messages))], set[bytes]()
+    for message in messages:
+        if not (isinstance(message, AddRequest) and message.images):
+            parts.append(_encoder.encode(message))
+            continue
+        parts.append(_encoder.encode(replace(message, images=()))[:-1] + _array_header(len(message.images)))
+        for image in message.images:
+            pixels = b"" if image.digest in sent else image.pixels
+            parts += [_encoder.encode(replace(image, pixels=b""))[:-2] + _bytes_header(len(pixels)), pixels]
             sent.add(image.digest)
-            return image
-
-        messages = _with_images(messages, sent_once)
-    return _VERSION + _encoder.encode(messages)
+    return parts
 
 
-def _have_images(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> TypeGuard[Sequence[ToEngine]]:
+def _have_images(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bool:
     return any(isinstance(one, AddRequest) and one.images for one in messages)
 
 
-def _with_images(messages: Sequence[ToEngine], change: Callable[[PromptImage], PromptImage]) -> list[ToEngine]:
-    """Return the messages with the result of `change` in place of each image."""
-    return [
-        msgspec.structs.replace(one, images=tuple(map(change, one.images)))
-        if isinstance(one, AddRequest) and one.images
-        else one
-        for one in messages
-    ]
+def _array_header(length: int) -> bytes:
+    return bytes([0x90 | length]) if length < 16 else b"\xdc" + length.to_bytes(2, "big")
+
+
+def _bytes_header(length: int) -> bytes:
+    kind, size = (b"\xc4", 1) if length < 1 << 8 else (b"\xc5", 2) if length < 1 << 16 else (b"\xc6", 4)
+    return kind + length.to_bytes(size, "big")
 
 
 def encode_any(messages: Sequence[msgspec.Struct]) -> bytes:
@@ -74,13 +82,13 @@ def sent_ns(frame: bytes) -> int | None:
     return int.from_bytes(frame[2:10], "little") if frame[:2] == _STAMPED else None
 
 
-def _body(frame: bytes) -> bytes:
+def _body(frame: bytes) -> memoryview:
     if frame[:2] == _STAMPED:
-        return frame[10:]
+        return memoryview(frame)[10:]
     if frame[:2] != _VERSION:
         got = int.from_bytes(frame[:2], "little") & 0x7FFF
         raise MessageError(f"schema version {got}, this side speaks {SCHEMA_VERSION}")
-    return frame[2:]
+    return memoryview(frame)[2:]
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:
@@ -99,13 +107,14 @@ def decode_to_engine(frame: bytes) -> list[ToEngine]:
     def whole(image: PromptImage) -> PromptImage:
         if image.pixels:
             sent[image.digest] = image.pixels
-        elif image.digest in sent:
-            return msgspec.structs.replace(image, pixels=sent[image.digest])
-        else:
+            return image
+        if image.digest not in sent:
             raise MessageError("an image has no pixels")
-        return image
+        return replace(image, pixels=sent[image.digest])
 
-    return _with_images(messages, whole)
+    return [
+        replace(one, images=tuple(map(whole, one.images))) if isinstance(one, AddRequest) else one for one in messages
+    ]
 
 
 def decode_from_engine(frame: bytes) -> list[FromEngine]:
@@ -121,7 +130,11 @@ class Codec:
     """Encoder and decoder of frames."""
 
     def encode(self, messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
-        return encode(messages)
+        return b"".join(self.encode_parts(messages))
+
+    def encode_parts(self, messages: Sequence[ToEngine] | Sequence[FromEngine]) -> list[bytes]:
+        """Encode a frame as parts to be joined (`encode_parts`)."""
+        return encode_parts(messages)
 
     def decode_to_engine(self, frame: bytes) -> list[ToEngine]:
         """Decode a frame of messages to the engine. Raises `MessageError`."""
@@ -142,11 +155,11 @@ class MeasuredCodec(Codec):
         self._decode = decode
         self._queue = queue
 
-    def encode(self, messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
+    def encode_parts(self, messages: Sequence[ToEngine] | Sequence[FromEngine]) -> list[bytes]:
         began = time.perf_counter_ns()
-        frame = encode(messages)
+        first, *rest = encode_parts(messages)
         self._encode(time.perf_counter_ns() - began)
-        return stamped(frame, time.monotonic_ns())
+        return [stamped(first, time.monotonic_ns()), *rest]
 
     def decode_to_engine(self, frame: bytes) -> list[ToEngine]:
         return self._decoded(decode_to_engine, frame)
@@ -169,9 +182,14 @@ MAX_FRAME_BYTES = 1 << 30  # far above any frame: a larger length is an error
 
 def framed(frame: bytes) -> bytes:
     """Return the frame preceded by its length. Raises `MessageError` if it is too long."""
-    if len(frame) > MAX_FRAME_BYTES:
-        raise MessageError(f"a frame of {len(frame)} bytes is too long: the limit is {MAX_FRAME_BYTES}")
-    return len(frame).to_bytes(LENGTH_BYTES, "little") + frame
+    return length_of([frame]) + frame
+
+
+def length_of(parts: Sequence[bytes]) -> bytes:
+    """Return the length that precedes a frame of these parts. Raises `MessageError` if it is too long."""
+    if (length := sum(map(len, parts))) > MAX_FRAME_BYTES:
+        raise MessageError(f"a frame of {length} bytes is too long: the limit is {MAX_FRAME_BYTES}")
+    return length.to_bytes(LENGTH_BYTES, "little")
 
 
 class FrameReader:

@@ -100,7 +100,7 @@ class Preparing:
 
     def _generation(self, request: HttpRequest, answer: Formatter, more: Pairs) -> PreparedGeneration | None:
         wanted, shown = answer.wanted, answer.for_gateway()
-        if shown is None or wanted.only_prompt or wanted.receipts is not None:
+        if shown is None or wanted.only_prompt or wanted.receipts is not None or wanted.images:
             return None
         context = self._context
         admission = Admission.of(context, request, wanted)

@@ -4,7 +4,7 @@ checks."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -12,14 +12,15 @@ import msgspec
 
 from minisgl.config import ServerConfig
 from minisgl.frontend.adapters import AdapterBook
-from minisgl.frontend.engine_client import ProcessClient
+from minisgl.frontend.engine_client import MAX_LIVE_PIXEL_BYTES, MAX_PIXEL_BYTES, ProcessClient, num_pixel_bytes
 from minisgl.frontend.pooling import Pooling, own_pooling, own_prompts
 from minisgl.frontend.pooling import Prompts as OwnPrompts
 from minisgl.message import EngineReady
 from minisgl.metrics.server_metrics import Metrics
+from minisgl.prompt_image import PromptImage
 from minisgl.sampling_params import BOUNDS, SamplingParams
 from minisgl.server.core.api_keys import CALLER
-from minisgl.server.core.errors import NO_MODEL, bad_value, draining, wrong
+from minisgl.server.core.errors import NO_MODEL, bad_value, draining, queue_full, wrong
 from minisgl.server.core.prompts import Prompts
 from minisgl.server.core.waiting import Queue, Turns
 
@@ -133,3 +134,13 @@ class ServerContext:
             raise bad_value("n", n, f"a request must have at most {BOUNDS.max_choices} choices in all")
         self.queue.check_room(num_prompts * n, num_tokens * n, key)
         self.keys.check(key, num_prompts * n)
+
+    def check_images(self, images: Sequence[Sequence[PromptImage]]) -> None:
+        """Check that these images, by prompt, may be submitted. Raises `ApiError` 400 if they have too many pixels, 429
+        if all unfinished requests together have."""
+        size, held = num_pixel_bytes(images), self.client.num_pixel_bytes if images else 0
+        if size > MAX_PIXEL_BYTES:
+            reason = f"the images have {size} bytes of pixels, resized: at most {MAX_PIXEL_BYTES} are allowed"
+            raise wrong("messages", f"{reason}: send fewer or smaller ones")
+        if size and held and held + size > MAX_LIVE_PIXEL_BYTES:
+            raise queue_full(f"requests in progress have {held} bytes of pixels")
