@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from minisgl._rust import Gateway
 
 WOKEN_BYTES = 4096
+IMAGES_BYTES = 1 << 20
+"""Size from which a body to a model that sees is forwarded to the Python server without being read here."""
 _TOLD_APART = (b"content-length", b"content-type")
 _log = logging.getLogger("minisgl.server")
 
@@ -81,7 +83,7 @@ class Preparing:
         `is_head`: the body has not arrived yet."""
         request, early = admitted.request, admitted.early
         if is_head:
-            return Read() if early is None else PassOn()
+            return Read() if early is None and not self._has_images(request) else PassOn()
         if early is None and (request.resumable is not None or self._context.config.log_prompts):
             return PassOn()
         if early is None:
@@ -97,6 +99,11 @@ class Preparing:
                 early = error.response(admitted.path)
         request.status = early.status_code
         return _whole(early, admitted.more)
+
+    def _has_images(self, request: HttpRequest) -> bool:
+        """Return true if the body is so large that it has images, if the model sees any."""
+        info = self._context.client.info
+        return info is not None and info.sees and (request.content_length or 0) > IMAGES_BYTES
 
     def _generation(self, request: HttpRequest, answer: Formatter, more: Pairs) -> PreparedGeneration | None:
         wanted, shown = answer.wanted, answer.for_gateway()
@@ -141,7 +148,10 @@ def _whole(answer: Response, more: Pairs) -> WholeAnswer:
 
 
 def _is_shown_by_gateway(body: Any) -> bool:
-    """Return false if a field of the body needs the Python server's formatter; it is then not prepared twice."""
+    """Return false if the body has images or a field that needs the Python server's formatter; it is then not prepared
+    twice."""
+    if any(message.images() for message in getattr(body, "messages", None) or ()):
+        return False
     asks = any(getattr(body, name, None) for name in _ASKS) or any(getattr(body, n, None) is not None for n in _GIVEN)
     return not asks and body.limit() != 0
 
