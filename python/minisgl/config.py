@@ -342,6 +342,9 @@ RANGES: Mapping[str, Range] = {
     "max_queued_tokens": _BYTES,
     "max_body_bytes": _BYTES,
     "max_encoding_bytes": _BYTES,
+    "max_images": _COUNT_OR_NONE,
+    "max_image_pixels": _COUNT,
+    "max_image_tokens": _COUNT,
     "context_margin": _COUNT_OR_NONE,
     "keep_alive_timeout": Range(1, _MOST_SECONDS),
     "request_timeout": _SECONDS,
@@ -412,7 +415,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_queued_requests: int = 1024
     max_queued_tokens: int = 4_000_000
-    max_body_bytes: int = 8 * 2**20
+    max_body_bytes: int = 32 * 2**20
     max_encoding_bytes: int = 16 * 2**20
     request_timeout: float | None = None
     slow_client_timeout: float = 60.0
@@ -421,6 +424,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: float = 30.0
     adaptive_max_tokens: AdaptiveMaxTokens | None = None
     context_margin: int = 0
+
+
+class ImageLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of images in requests, for a model that sees. `max_image_tokens`: tokens of the prompt that one image may
+    take, to which it is made smaller; `image_hosts`: from which URLs are fetched."""
+
+    max_images: int = 16
+    max_image_pixels: int = 16_000_000
+    max_image_tokens: int = 1024
+    image_hosts: tuple[str, ...] = ()
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
@@ -447,6 +460,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     any_model_name: bool = False  # requests may name any model
     limits: Limits = Limits()
     silence: Silence = Silence()
+    images: ImageLimits = ImageLimits()
     api_key: str | None = None
     lora_folder: str | None = None  # adapters below it may be loaded over HTTP; None: no loading
     max_loras: int = 16  # loaded adapters at most, including those of the start
@@ -475,6 +489,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--host: is empty: give an address, or 0.0.0.0 for every interface")
         check_ranges(self)
         check_ranges(self.limits)
+        check_ranges(self.images)
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
             raise ConfigError("--api-key: must be printable ASCII and not empty")
         for key in self.api_keys:

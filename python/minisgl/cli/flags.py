@@ -27,6 +27,7 @@ from minisgl.config import (
     ConfigError,
     DebugConfig,
     EngineConfig,
+    ImageLimits,
     Limits,
     ServerConfig,
 )
@@ -89,7 +90,7 @@ def _defaults(*structs: type[Any]) -> dict[str, Any]:
     return {name: value for name, value in defaults.items() if isinstance(value, str | int | float)}
 
 
-_STRUCTS = (ServerConfig, Limits, DebugConfig, EngineConfig)
+_STRUCTS = (ServerConfig, Limits, ImageLimits, DebugConfig, EngineConfig)
 _DEFAULTS = _defaults(*_STRUCTS)
 _FIELDS = {name: kind for struct in _STRUCTS for name, kind in get_type_hints(struct).items()}
 
@@ -538,6 +539,15 @@ LIMITS = (
     setting("--max-body-bytes", help="bytes of a request's body at most; beyond that 413"),
     hidden(
         "--max-encoding-bytes", help="bytes of large bodies that are parsed and encoded at once; others wait in order"
+    ),
+    setting("--max-images", help="images of a request at most, for a model that sees"),
+    hidden("--max-image-pixels", help="pixels of an image at most; beyond that 400, before any is decoded"),
+    setting("--max-image-tokens", help="tokens that an image takes at most; larger ones are made smaller"),
+    hidden(
+        "--image-hosts",
+        type=checked(spellings.image_hosts),
+        metavar="HOST,HOST",
+        help="hosts from which images are fetched by URL (default: none; requests have images as data URLs)",
     ),
     setting("--request-timeout", help="seconds for one request; then 504 (default: no limit)"),
     setting(

@@ -12,7 +12,7 @@ from minisgl.cli import aliases, api_key_file, chat
 from minisgl.cli import models_file as models
 from minisgl.cli.flags import ENGINE, SERVER, Commands, Formatter, add_model, add_settings, engine_config, notices
 from minisgl.cli.parser import Parser
-from minisgl.config import Limits, ServerConfig, Silence
+from minisgl.config import ImageLimits, Limits, ServerConfig, Silence
 from minisgl.utils import older_variables
 
 
@@ -36,6 +36,8 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     fields = {name: getattr(args, name) for name in ServerConfig.__struct_fields__ if hasattr(args, name)}
     fields["engine"] = engine_config(args)  # `args.engine` is the engine's name
     fields["limits"] = Limits(**{name: getattr(args, name) for name in Limits.__struct_fields__})
+    images = {name: getattr(args, name) for name in ImageLimits.__struct_fields__}
+    fields["images"] = ImageLimits(**{**images, "image_hosts": tuple(args.image_hosts or ())})
     if (head_wait := envs.head_wait()) is not None:
         fields["silence"] = Silence(head_wait=head_wait)
     fields["frontend"] = args.frontend or ("python" if args.resumable else envs.frontend() or "auto")

@@ -71,7 +71,7 @@ def build_app(
     metrics = _metrics(client, config, keys, gateway, pool)
     queue = Queue(client.processor, config.limits, keys, gateway)
     parsing = Parsing(tokenizer, config.tool_call_parser, config.reasoning_parser)
-    prompts = Prompts(client, tokenizer, parsing, queue, metrics.tokenize)
+    prompts = Prompts(client, tokenizer, parsing, queue, metrics.tokenize, config.images)
     context = ServerContext(client, config, Served(config, client.adapters, defaults or {}), prompts, queue, metrics)
     posts = Posts(context, POSTS, app, Receipts(context))
     batches = None

@@ -87,6 +87,7 @@ def card(context: ServerContext, adapter: Adapter | None = None) -> dict[str, ob
         "root": root,
         **({} if adapter is None else {"parent": context.served.name}),
         "max_model_len": context.info.max_seq_len,
+        **({"vision": True} if context.info.sees else {}),
         **({"simulated": context.info.simulated} if context.info.simulated else {}),
     }
 

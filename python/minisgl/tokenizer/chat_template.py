@@ -16,10 +16,11 @@ import jinja2
 import jinja2.meta
 
 from minisgl.config import ConfigError
-from minisgl.tokenizer import conversation
+from minisgl.tokenizer import conversation, pictures
 from minisgl.tokenizer.content_shape import ContentShape, content_shape
 from minisgl.tokenizer.conversation import TRIAL_TOOL, Shown, arranged
 from minisgl.tokenizer.guard import Marks, Prompt, guarded, searched
+from minisgl.tokenizer.pictures import Images
 from minisgl.tokenizer.rendering import MAX_WORK, TRIAL_WORK, ChatTemplateError, Work, environment, run
 
 Message = Mapping[str, Any]
@@ -55,6 +56,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._abilities: dict[bool, Shown] = {}  # with and without tools
         self._parts: dict[str, bool] = {"user": True}  # whether a role takes parts; for users see `content_shape`
+        self._image_texts: dict[str, str] = {}  # by role
 
     def render(
         self,
@@ -66,13 +68,15 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Any] | None = None,
         explain: Explain | None = None,
+        images: Images | None = None,
         **kwargs: Any,
     ) -> str:
         """Return the prompt of a conversation in OpenAI's format; keys with the value `None` count as missing. Encode
         the result as it is: it may be a `Prompt`, which marks where texts of the conversation spell a marker that they
         must not become. `continue_final_message`: the prompt ends within the last message, which the model continues;
         excludes `add_generation_prompt`. `kwargs` are further variables of the template (Qwen's `enable_thinking`).
-        `explain` turns messages and tools into messages for a template without tool support; it may add markers. Raises
+        `explain` turns messages and tools into messages for a template without tool support; it may add markers.
+        `images` allows parts of the type `image` in contents, and gets their order in the prompt. Raises
         `ChatTemplateError`; `TooMuchWork` beyond `most`."""
         if not messages:
             raise ChatTemplateError("messages: must not be empty")
@@ -80,6 +84,8 @@ class ChatTemplate:
             raise ChatTemplateError("continue_final_message: excludes add_generation_prompt")
         template = self._template
         guard = ""
+        if images is not None:
+            messages = pictures.marked(messages)
         if explain is not None:
             parsed = [_with_parsed_calls(message) for message in messages]
             guard, parsed, tools, kwargs = self._guarded(parsed, tools, kwargs)
@@ -89,6 +95,8 @@ class ChatTemplate:
             shaped = [self._shape(message) for message in arranged(messages, shown)]
         except ValueError as error:
             raise ChatTemplateError(str(error)) from error
+        if images is not None:
+            shaped = pictures.shown(shaped, self.image_text, images)
         if explain is None:
             guard, shaped, tools, kwargs = self._guarded(shaped, tools, kwargs)
         if continue_final_message:
@@ -99,7 +107,8 @@ class ChatTemplate:
             if (whole := _whole_tools(tools or ())) == [*(tools or ())]:
                 raise
             text = run(template, self._variables(shaped, whole, add_generation_prompt, **kwargs), most, guard)
-        return Prompt.of(_cut_at_mark(text) if continue_final_message else text, guard)
+        text = _cut_at_mark(text) if continue_final_message else text
+        return Prompt.of(text if images is None else images.text_of(text, self.image_text("user")), guard)
 
     def _guarded(self, messages: Sequence[Message], tools: Any, kwargs: dict[str, Any]) -> tuple[str, Any, Any, Any]:
         """Return the guard character (empty: none is needed) and the guarded messages, tools and variables."""
@@ -149,8 +158,22 @@ class ChatTemplate:
             takes_parts = self._parts[role] = self._shows(role, parts) or not self._shows(role, "question answer")
         return takes_parts
 
+    def image_text(self, role: str) -> str:
+        """Return what the template renders for an image in a message of this role; empty if it shows none there."""
+        if (found := self._image_texts.get(role)) is None:
+            texts = [part for part in pictures.TRIAL if part["type"] == "text"]
+            found = pictures.image_text(self._with(role, pictures.TRIAL), self._with(role, texts))
+            self._image_texts[role] = found
+        return found
+
     def _shows(self, role: str, content: Any) -> bool:
         """Return whether a test message of this role is rendered with its words and without its data structure."""
+        text = self._with(role, content)
+        at = text.find("question")
+        return 0 <= at < text.find("answer", at) and "'type'" not in text
+
+    def _with(self, role: str, content: Any) -> str:
+        """Return the prompt of a test conversation with such a message; empty if the template refuses it."""
         user = self._shape({"role": "user", "content": "hello"})
         call = {"id": "call00000", "type": "function", "function": {"name": "trial", "arguments": {}}}
         message = {"role": role, "content": content}
@@ -161,11 +184,9 @@ class ChatTemplate:
         if role == "tool":
             message["tool_call_id"] = call["id"]
         with contextlib.suppress(ChatTemplateError):
-            messages = [*before, message, *([] if role == "tool" else [user])]
-            text = run(self._template, self._variables(messages, None), TRIAL_WORK)
-            at = text.find("question")
-            return 0 <= at < text.find("answer", at) and "'type'" not in text
-        return False
+            messages = [*before, message, *([] if role in ("tool", "user") else [user])]
+            return run(self._template, self._variables(messages, None), TRIAL_WORK)
+        return ""
 
     @cached_property
     def variables(self) -> frozenset[str]:

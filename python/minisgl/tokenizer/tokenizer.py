@@ -191,6 +191,13 @@ class Tokenizer:
         template = self._template(tools)
         return "" if template is None else template.source
 
+    def image_text(self) -> str:
+        """Return the chat template's text of an image in a user's message; empty if it shows none."""
+        template = self._template(tools=False)
+        with contextlib.suppress(ChatTemplateError):
+            return "" if template is None else template.image_text("user")
+        return ""
+
     def kept_thoughts(self) -> Kept | None:
         """Return how much reasoning of earlier turns the chat template shows; `None` without a template. Raises
         `ChatTemplateError`."""

@@ -153,6 +153,15 @@ def text_or_file(text: str) -> str | PrefixFile:
         raise ConfigError(f"{text}: cannot be read: {reason}") from error
 
 
+def image_hosts(text: str) -> tuple[str, ...]:
+    """Parse host names, separated by commas. Raises `ConfigError`."""
+    hosts = tuple(text.lower().split(","))
+    for host in hosts:
+        if not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)*", host):
+            raise ConfigError(f"{text}: must be names of hosts, such as a.example,b.example, without scheme and port")
+    return hosts
+
+
 def adapter(text: str) -> tuple[str, str]:
     """Parse NAME=PATH, or vLLM's {"name": ..., "path": ...}, to an adapter's name and folder. Raises `ConfigError`."""
     if text.startswith("{"):

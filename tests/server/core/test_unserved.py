@@ -262,7 +262,7 @@ HISTORIES: list[tuple[str, dict[str, Any], list[str], str]] = [
     (
         OLLAMA,
         {"messages": [{"role": "user", "content": "look", "images": ["AAAA"]}]},
-        ["look", "[images"],
+        ["[image", "look"],
         "messages.images",
     ),
 ]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from minisgl.frontend.output_processor import Before
+from minisgl.prompt_image import PromptImage
 from minisgl.sampling_params import BOUNDS, SamplingParams
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import bad_value
@@ -21,6 +22,7 @@ from minisgl.server.core.lengths import Lengths, lengths
 from minisgl.server.core.receipts import ReceiptBuilder
 from minisgl.server.core.request import HttpRequest
 from minisgl.server.core.resume import fingerprint
+from minisgl.server.core.sight import Seen, shown_ids
 from minisgl.step import Int32Array
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ MANY_LOGPROBS = 4096  # formatting this many takes about 10 ms
 class GenerationInput:
     """Input of one generation request, whichever API it came by. `has_client_limit`: the client set
     `sampling.max_tokens`. `only_prompt`: drop the one token that is generated. `shown`: ids of special tokens that are
-    part of the text. `ignored`: fields without effect on this model. `rid`: client-chosen id for /abort_request."""
+    part of the text. `ignored`: fields without effect on this model. `rid`: client-chosen id for /abort_request.
+    `images`: those of each prompt; empty: of none. `marker_id` is shown for their virtual ids."""
 
     prompts: Sequence[Int32Array]
     sampling: SamplingParams
@@ -45,6 +48,19 @@ class GenerationInput:
     rid: str | None = None
     receipts: ReceiptBuilder | None = None
     by_prompt: Sequence[SamplingParams] | None = None  # if they differ by prompt; `n` and log probabilities are equal
+    images: Sequence[tuple[PromptImage, ...]] = ()
+    marker_id: int = 0
+
+    def take_images(self, seen: Sequence[Seen | None]) -> None:
+        """Set the images by prompt, after `Prompts.encode` with the same `seen`."""
+        if markers := [one.marker_id for one in seen if one is not None]:
+            self.images = [() if one is None else one.images for one in seen]
+            self.marker_id = markers[0]
+
+    def shown_ids(self, at: int) -> list[int]:
+        """Return a prompt's token ids for clients."""
+        ids: list[int] = shown_ids(self.prompts[at], self.marker_id).tolist()
+        return ids
 
     def formats(self) -> Formats | None:
         """Return the formats that split the output into reasoning, tool calls and text. `None`: all of it is text."""
@@ -69,6 +85,7 @@ class Admission:
         prompts, sampling = wanted.prompts, wanted.sampling
         context.keys.check_priority(request.key, wanted.priority)
         context.check_room(len(prompts), sum(map(len, prompts)), sampling.n, request.key)
+        context.check_images(wanted.images)
         model = request.model or context.served.name
         sampling = context.served.sampling_for(sampling, model)
         resumable = request.resumable

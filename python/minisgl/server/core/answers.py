@@ -38,6 +38,7 @@ class ErrorAnswer(Answer):
 
 class PromptTokensDetails(Answer):
     cached_tokens: int
+    image_tokens: int | None = None  # only of a prompt with images
 
 
 class CompletionTokensDetails(Answer):

@@ -6,7 +6,7 @@ that change the output of other servers are refused (fields.py); each field has 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
@@ -18,6 +18,7 @@ from minisgl.server.core.fields import (
     Int64,
     Items,
     LeftOut,
+    Picture,
     Side,
     TextOr,
     TextOrParts,
@@ -33,7 +34,17 @@ from minisgl.server.core.tools import Choice, Tool, Tools
 
 _AS_IDS = "vLLM's: tokens in log probabilities are shown as `token_id:ID`."
 TEMPLATE_NAMES = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "explain", "self", "kwargs"}
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "explain",
+        "images",
+        "self",
+        "kwargs",
+    }
 )
 """Template variables that are set by the request's own fields."""
 
@@ -76,22 +87,37 @@ class RefusalPart(Body):
         return self.refusal
 
 
+class ImagePart(Picture):
+    type: Literal["image_url", "input_image", "image"]
+    image_url: Any = described(
+        "A data URL or base64, or an object with it as `url` and with `detail`. Other URLs need `--image-hosts`.",
+        anyOf=[{"type": "string"}, {"type": "object"}],
+    )
+    detail: Any = described(
+        "`low`: few tokens for the image; `high`, `auto`: as many as the model takes.", type="string"
+    )
+
+
+IMAGE_KINDS = get_args(ImagePart.model_fields["type"].annotation)
+
+
 def part_kind(value: object) -> str:
     kind = type_of(value)
-    return (
-        "<text>"
-        if kind in TEXT_KINDS or not isinstance(kind, str)
-        else f"<{'refusal' if kind == 'refusal' else 'left out'}>"
-    )
+    if kind in TEXT_KINDS or not isinstance(kind, str):
+        return "<text>"
+    return "<refusal>" if kind == "refusal" else "<image>" if kind in IMAGE_KINDS else "<left out>"
 
 
 Part = Annotated[
     Annotated[TextPart, Tag("<text>")]
     | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[ImagePart, Tag("<image>")]
     | Annotated[LeftOut, Tag("<left out>")],
     Discriminator(part_kind),
 ]
 Content = TextOrParts[Part]
+SEEN = ("user", "tool")
+"""Roles whose images a model that sees is shown."""
 
 
 class ChatMessage(Body):
@@ -99,8 +125,9 @@ class ChatMessage(Body):
         description="`developer` is rendered as `system`."
     )
     content: Content | None = described(
-        "A text or a list of text parts. An assistant's may be missing or have refusals, too. In the place of other "
-        "parts (pictures, files) stands a note, and the header `X-Minisgl-Ignored` names them."
+        "A text, or a list of text parts and, of a user or a tool, images. An assistant's may be missing or have "
+        "refusals, too. In the place of parts that the model does not read (files; for most models images) stands a "
+        "note, and the header `X-Minisgl-Ignored` names them."
     )
     refusal: StrictStr | None = described("An assistant's refusal, rendered as text after the content.")
     name: StrictStr | None = described("Used by templates that show names.")
@@ -114,13 +141,23 @@ class ChatMessage(Body):
         parts = self.content if isinstance(self.content, list) else []
         return self.refusal is not None or any(isinstance(part, RefusalPart) for part in parts)
 
-    def leave_out(self) -> None:
+    def images(self) -> list[tuple[int, Picture]]:
+        """Return the images with their indices in the content. The model is shown those of the roles in `SEEN`."""
+        parts = self.content if isinstance(self.content, list) else ()
+        return [(i, part) for i, part in enumerate(parts) if isinstance(part, Picture)]
+
+    def leave_out(self, *, sees: bool) -> None:
         """Replace each part that the model cannot read with a note. In an assistant's message such parts are removed
         instead: the model would imitate the notes. Idempotent."""
         if not isinstance(self.content, list) or not any(isinstance(part, LeftOut) for part in self.content):
             return
         if self.role == "assistant":
             self.content = [part for part in self.content if not isinstance(part, LeftOut)] or None
+        elif sees and self.role in SEEN and self.images():
+            self.content = [
+                part if isinstance(part, Picture | TextPart | RefusalPart) else TextPart(type="text", text=part.text)
+                for part in self.content
+            ]
         else:
             self.content = "\n".join(part.text for part in self.content)
 
@@ -142,8 +179,11 @@ class ChatMessage(Body):
         """Return the message as chat templates expect it. The role `developer` becomes `system`, its older name."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         if isinstance(self.content, list):
-            texts = [part.text for part in self.content] + ([self.refusal] if self.refusal else [])
-            message["content"] = [{"type": "text", "text": text} for text in texts]
+            parts = [*self.content, *([RefusalPart(type="refusal", refusal=self.refusal)] if self.refusal else [])]
+            message["content"] = [
+                {"type": "image"} if isinstance(part, Picture) else {"type": "text", "text": part.text}
+                for part in parts
+            ]
         else:
             message["content"] = (self.content or "") + (self.refusal or "")
         for name in ("name", "tool_calls", "tool_call_id"):
@@ -261,7 +301,7 @@ class ChatRequest(Sampling, Receipted, Conversation):
         if not self.continue_final_message or not self.messages:
             return None
         content = self.messages[-1].for_template()["content"]
-        return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+        return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
 
     def limit(self) -> int | None:
         """Return the maximum number of tokens to generate; `max_completion_tokens`, the newer name, wins over

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,18 @@ from minisgl.server.core.bodies import CompletionRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import bad_value, param_errors
 from minisgl.server.core.lengths import asked_limit
+from minisgl.server.core.sight import Seen
 
 
 async def continuation(
-    context: ServerContext, completion: CompletionRequest, *, has_gap: bool | None = None
+    context: ServerContext,
+    completion: CompletionRequest,
+    *,
+    has_gap: bool | None = None,
+    seen: Sequence[Seen | None] = (),
 ) -> Continuation:
     """Check a completion request and encode its prompts. `has_gap`: whether the output fills a gap before the suffix
-    (fill-in-the-middle); by default, if there is a suffix. Raises `ApiError`."""
+    (fill-in-the-middle); by default, if there is a suffix. `seen`: images by prompt. Raises `ApiError`."""
     with param_errors():
         limit, only_prompt = asked_limit("max_tokens", completion.max_tokens, BOUNDS.completion_tokens)
         sampling = _sampling(completion, limit, context.served.defaults)
@@ -30,10 +35,12 @@ async def continuation(
     if bool(suffix) if has_gap is None else has_gap:
         whole, sampling = await _fill_in_prompts(context, completion, suffix, sampling)
     prompts, sampling = await context.prompts.encode(
-        whole, sampling, completion.truncate_prompt_tokens, side=completion.truncation_side
+        whole, sampling, completion.truncate_prompt_tokens, side=completion.truncation_side, seen=seen
     )
     has_client_limit = completion.max_tokens is not None
-    return Continuation(prompts, sampling, has_client_limit, only_prompt, ignored=left_out, given=given)
+    wanted = Continuation(prompts, sampling, has_client_limit, only_prompt, ignored=left_out, given=given)
+    wanted.take_images(seen)
+    return wanted
 
 
 async def _fill_in_prompts(

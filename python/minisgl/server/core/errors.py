@@ -109,27 +109,42 @@ class ApiError(Exception):
         return self.response(*scope.get(FORM, (scope["path"],)))
 
 
+class WrittenError(ApiError):
+    """Error about a field by the name that the client wrote, although an API converted the body."""
+
+    @classmethod
+    def of(cls, error: ParamError) -> WrittenError:
+        return cls(400, str(error), param=error.field, code=error.code)
+
+    def rename(self, written: str) -> None:
+        """Keep the name."""
+
+
 class TooLong(ApiError):
     """Error for a prompt that leaves no room for output, worded as clients of each API recognize it: LiteLLM by
-    OpenAI's words, Claude Code by Anthropic's. `at_least`: there may be more tokens than `count`."""
+    OpenAI's words, Claude Code by Anthropic's. `at_least`: there may be more tokens than `count`; `of_images`: how many
+    of them images take."""
 
-    def __init__(self, field: str, count: int, limit: int, *, at_least: bool = False) -> None:
+    def __init__(self, field: str, count: int, limit: int, *, at_least: bool = False, of_images: int = 0) -> None:
         super().__init__(400, "", param=field, code="context_length_exceeded")
         self._count, self._limit, self._at_least = count, limit, at_least
+        self._of_images = f" ({of_images} of them of images)" if of_images else ""
         self.rename(field)
 
     def rename(self, written: str) -> None:
         tokens = f"at least {self._count}" if self._at_least else str(self._count)
         text = (
-            f"This model's maximum context length is {self._limit} tokens. However, {written} has {tokens} tokens and "
-            f"the answer needs at least one: shorten {written}."
+            f"This model's maximum context length is {self._limit} tokens. However, {written} has {tokens} tokens"
+            f"{self._of_images} and the answer needs at least one: shorten {written}."
         )
         self.args = (text,)
         self.body["error"] |= {"message": text, "param": written}
 
     def anthropic_body(self) -> dict[str, Any]:
         body = super().anthropic_body()
-        body["error"]["message"] = f"prompt is too long: {self._count} tokens > {self._limit - 1} maximum"
+        body["error"]["message"] = (
+            f"prompt is too long: {self._count} tokens > {self._limit - 1} maximum{self._of_images}"
+        )
         return body
 
 

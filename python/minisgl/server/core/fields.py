@@ -65,19 +65,6 @@ def chars_of(value: object) -> int:
     return count
 
 
-class LeftOut(BaseModel):
-    """A part, block, item or tool of a type that the model cannot be shown. All its fields are accepted."""
-
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
-
-    type: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
-
-    @property
-    def text(self) -> str:
-        """Return the note that replaces it in the conversation: constant for a type, for the prefix cache."""
-        return f"[{self.type} left out: this model reads text only]"
-
-
 SERVER_TOOLS = (
     *("web_search", "web_fetch", "code_execution", "code_interpreter", "tool_search", "file_search", "computer"),
     *("image_generation", "programmatic_tool_calling", "mcp", "advisor", "browser_search", "url_context", "x_search"),
@@ -105,10 +92,34 @@ class Body(BaseModel):
     OTHERS: ClassVar[Table] = {}
     # fields without effect -> neutral values; any other value is named in a header
     IGNORED: ClassVar[Table] = {}
+    # such fields on a model that does not see
+    UNSEEN: ClassVar[Table] = {}
 
 
 Table = dict[str, tuple[Any, ...]]
 """Fields, each with the values that ask for nothing; null always asks for nothing."""
+
+
+class LeftOut(Body):
+    """A part, block, item or tool of a type that the model cannot be shown. All its fields are accepted."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+    type: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
+
+    @property
+    def text(self) -> str:
+        """Return the note that replaces it in the conversation: constant for a type, for the prefix cache."""
+        return f"[{self.type} left out: this model reads text only]"
+
+
+class Picture(LeftOut):
+    """Image in a message of a user or a tool. A model that does not see gets a note in its place."""
+
+
+class Place(str):
+    """Path of an image in a request's body, as the client wrote it. JSON has no such type."""
+
 
 _ONE: tuple[Any, ...] = (1, 1.0)
 

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from minisgl.frontend.output_processor import Logprob, RequestState
+from minisgl.prompt_image import FIRST_VIRTUAL_ID
 from minisgl.receipt import Receipt
 from minisgl.server.core.lengths import Lengths
 from minisgl.server.core.receipts import ReceiptBuilder
 from minisgl.server.core.request import HttpRequest
-from minisgl.step import FinishReason
+from minisgl.step import FinishReason, Int32Array
 
 
 @dataclass(slots=True, eq=False)
@@ -102,12 +105,21 @@ class Generation:
         return _usage(self._first_choices(), self.choices)
 
 
+def num_image_tokens(prompt: Int32Array) -> int:
+    """Return how many positions of a prompt images take."""
+    return int(np.count_nonzero(prompt >= FIRST_VIRTUAL_ID))
+
+
 def _usage(prompts: Sequence[RequestState], choices: Sequence[RequestState]) -> dict[str, Any]:
     num_prompt = sum(len(state.prompt) for state in prompts)
     num_generated = sum(len(state.token_ids) for state in choices)
+    of_images = sum(num_image_tokens(state.prompt) for state in prompts)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_generated,
         "total_tokens": num_prompt + num_generated,
-        "prompt_tokens_details": {"cached_tokens": sum(state.cached_len or 0 for state in prompts)},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(state.cached_len or 0 for state in prompts),
+            **({"image_tokens": of_images} if of_images else {}),
+        },
     }

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from minisgl.config import ImageLimits
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.frontend.output_processor import with_bad_words
 from minisgl.frontend.pairs import JUDGED, SCORING, Pairs, judged, judging
@@ -27,10 +28,12 @@ from minisgl.server.core.api_keys import CALLER
 from minisgl.server.core.bodies import TEMPLATE_NAMES, ChatMessage, Conversation
 from minisgl.server.core.errors import ApiError, TooLong, bad_value, engine_gone, param_errors, wrong
 from minisgl.server.core.fields import ENOUGH_CHARS, Side, chars_of
+from minisgl.server.core.sight import GivenImage, Seen, Sight, images_of
 from minisgl.server.core.tools import Parsing, explained
 from minisgl.server.core.waiting import Queue
 from minisgl.step import Int32Array
 from minisgl.tokenizer import ChatTemplateError, FillIn, NotEncodable, Tokenizer, TooManyTokens
+from minisgl.tokenizer.pictures import Images
 from minisgl.tokenizer.pool import TokenizePool
 from minisgl.utils.memory import MAPPED_BYTES, give_back
 
@@ -43,7 +46,13 @@ class Prompts:
     """Encoder of prompts. `meter` measures encoding time; `queue` counts requests that are being encoded."""
 
     def __init__(
-        self, client: ProcessClient, tokenizer: Tokenizer, parsing: Parsing, queue: Queue, meter: Meter
+        self,
+        client: ProcessClient,
+        tokenizer: Tokenizer,
+        parsing: Parsing,
+        queue: Queue,
+        meter: Meter,
+        images: ImageLimits,
     ) -> None:
         self._client = client
         self.tokenizer = tokenizer
@@ -51,6 +60,7 @@ class Prompts:
         self._queue = queue
         self._pool = TokenizePool(tokenizer, meter, (ApiError,))
         self._grammars = ThreadPoolExecutor(1, "grammars")  # its thread starts on first use
+        self._sight = Sight(images, self.run)
 
     @property
     def info(self) -> EngineReady:
@@ -128,6 +138,10 @@ class Prompts:
         contexts = OF_AN_ENCODER if self._encodes and not self.judges else CONTEXTS_BEFORE_CUT
         return self.info.max_seq_len * (1 if keep is None else contexts)
 
+    async def see(self, given: Sequence[GivenImage]) -> Seen | None:
+        """Prepare the images of one prompt; `None` if there are none. Raises `ApiError` 400."""
+        return await self._sight.see(given, self.info.model_dir) if given else None
+
     async def encode(
         self,
         prompt: Conversation | Sequence[str | list[int]],
@@ -138,44 +152,63 @@ class Prompts:
         *,
         side: Side = None,
         only_counts: bool = False,
+        seen: Sequence[Seen | None] = (),
     ) -> tuple[list[Int32Array], SamplingParams]:
         """Encode prompts; each result has at least one token, fits the context, and keeps the last `truncate` tokens
         (the first ones with the `side` "right", an encoder's default). Also return `sampling` with bad words as ids.
         `names`: the client's names of fields, where they differ. `only_counts`: a conversation may have any length.
-        Raises `ApiError` if a prompt does not fit the model."""
+        `seen`: images by prompt. Raises `ApiError` if a prompt does not fit the model."""
         written = names or {}
         self._check_vocabulary(sampling, written)
         name = written.get("truncate_prompt_tokens", "truncate_prompt_tokens")
+        if any(seen):
+            _check_images(sampling, truncate, name)
         keep = self._num_kept(truncate, sampling.max_tokens, name)
         if sampling.bad_words:
             given, vocab_size = sampling, self.info.vocab_size
             with self._fits("bad_words"):
                 sampling = await self.run(lambda: with_bad_words(given, self.tokenizer, vocab_size))
         if isinstance(prompt, Conversation):
-            ids = await self.encode_conversation(prompt, keep, side, only_counts=only_counts)
+            images = seen[0] if seen else None
+            ids = await self.encode_conversation(prompt, keep, side, only_counts=only_counts, images=images)
             if only_counts:
                 return [ids], sampling
             field, encoded = "messages", [ids]
         else:
             encoded = await self._encode_prompts(prompt, field, keep, side)
-        for ids in encoded:
-            self._check_length(ids, field)
+            encoded = [
+                ids if images is None else images.expand(ids, field)
+                for ids, images in zip(encoded, seen or [None] * len(encoded), strict=True)
+            ]
+        for ids, images in zip(encoded, seen or [None] * len(encoded), strict=True):
+            self._check_length(ids, field, 0 if images is None else images.num_tokens)
         return encoded, sampling
 
     async def render(self, request: Conversation) -> str:
         """Return the text that the chat template renders for a conversation."""
-        shaped, variables = conversation(self.parsing, request)
+        shaped, variables = conversation(self.parsing, request, sees=self.info.sees)
         try:
             return str(await self.run(lambda: self.tokenizer.apply_chat_template(shaped(), **variables)))
         except ChatTemplateError as error:
             raise _no_prompt(error) from error
 
     async def encode_conversation(
-        self, request: Conversation, keep: int | None = None, side: Side = None, *, only_counts: bool = False
+        self,
+        request: Conversation,
+        keep: int | None = None,
+        side: Side = None,
+        *,
+        only_counts: bool = False,
+        images: Seen | None = None,
     ) -> Int32Array:
-        """Encode a conversation. The result may be empty or fill the context; with `only_counts` it has any length."""
+        """Encode a conversation. The result may be empty or fill the context; with `only_counts` it has any length.
+        `images` are those of `images_of`. Raises `ApiError`."""
         messages = request.messages or ()
-        shaped, variables = conversation(self.parsing, request)
+        shaped, variables = conversation(self.parsing, request, sees=self.info.sees)
+        if images is not None:
+            variables["images"] = images.template
+        elif "images" in variables:
+            raise wrong("messages", "images are not possible here", "unsupported_value")
         try:
             with self._counted(), self._fits("messages"):
                 ids = await self._pool.encode_chat(
@@ -186,7 +219,7 @@ class Prompts:
                 )
         except ChatTemplateError as error:
             raise _no_prompt(error) from error
-        return _truncated(ids, keep, side)
+        return _truncated(ids, keep, side) if images is None else images.expand(ids, "messages")
 
     async def encode_text(self, text: str, add_special_tokens: bool) -> Int32Array:
         """Encode a text of any length."""
@@ -324,14 +357,14 @@ class Prompts:
             raise bad_value(field, int(array.max()), f"token ids must be below {vocab_size}")
         return array
 
-    def _check_length(self, ids: Int32Array, field: str) -> None:
+    def _check_length(self, ids: Int32Array, field: str, of_images: int = 0) -> None:
         if not len(ids):
             raise bad_value(field, "", "must have at least one token")
         if len(ids) >= self.info.max_seq_len:
-            raise self._too_long(len(ids), field)
+            raise self._too_long(len(ids), field, of_images=of_images)
 
-    def _too_long(self, count: int, field: str, *, at_least: bool = False) -> ApiError:
-        return TooLong(field, count, self.info.max_seq_len, at_least=at_least)
+    def _too_long(self, count: int, field: str, *, at_least: bool = False, of_images: int = 0) -> ApiError:
+        return TooLong(field, count, self.info.max_seq_len, at_least=at_least, of_images=of_images)
 
     def _check_vocabulary(self, sampling: SamplingParams, written: Mapping[str, str]) -> None:
         """Check parameters against the model: kind, stop strings, log probabilities, ids. Raises `ApiError` 400."""
@@ -353,8 +386,11 @@ class Prompts:
             raise bad_value(written.get(name, name), token, f"token ids must be below {vocab_size}")
 
 
-def conversation(parsing: Parsing, request: Conversation) -> tuple[Callable[[], list[dict[str, Any]]], dict[str, Any]]:
-    """Return a function that builds the chat template's messages, and the template's variables."""
+def conversation(
+    parsing: Parsing, request: Conversation, *, sees: bool = False
+) -> tuple[Callable[[], list[dict[str, Any]]], dict[str, Any]]:
+    """Return a function that builds the chat template's messages, and the template's variables. `sees`: the messages
+    keep their images."""
     messages, variables = request.messages or (), request.template_variables()
     tools = request.tools_for_template()
     continues = bool(request.continue_final_message)
@@ -364,17 +400,26 @@ def conversation(parsing: Parsing, request: Conversation) -> tuple[Callable[[], 
             raise bad_value("chat_template_kwargs", name, "must be left out here: the request's own fields set it")
 
     for message in messages:
-        message.leave_out()
+        message.leave_out(sees=sees)
         message.mend_arguments()
 
     def shaped() -> list[dict[str, Any]]:
         return [message.for_template() for message in messages]
 
+    if sees and images_of(messages):
+        variables = {**variables, "images": Images()}
     if tools:
         variables = {**variables, "tools": tools}
         if not parsing.shows_tools:
             variables["explain"] = lambda messages, tools: explained(messages, tools, parsing.tool_format)
     return shaped, {**variables, "add_generation_prompt": begins, "continue_final_message": continues}
+
+
+def _check_images(sampling: SamplingParams, truncate: int | None, name: str) -> None:
+    """Check that nothing is requested that a prompt with images cannot have. Raises `ApiError` 400."""
+    for field, value in (("prompt_logprobs", sampling.prompt_logprobs), (name, truncate)):
+        if value is not None:
+            raise bad_value(field, value, "cannot be used with images", "unsupported_value")
 
 
 def _no_prompt(error: ChatTemplateError) -> ApiError:

@@ -122,19 +122,19 @@ class HttpRequest:
             self.prompt, self.output = self.body[:MAX_LOGGED_CHARS].decode(errors="replace"), ""
         data, self.body = self.body, bytearray()
         if self._turns is None:
-            return self._parsed(data, model)
+            return self._parsed(data, model, context)
         self.is_large = True
         max_seq_len = context.info.max_seq_len
 
         def work() -> B:
             check_shape(data, max_seq_len)
-            return self._parsed(data, model)
+            return self._parsed(data, model, context)
 
         return await context.prompts.run(work)
 
-    def _parsed(self, body: bytearray, model: type[B]) -> B:
+    def _parsed(self, body: bytearray, model: type[B], context: ServerContext) -> B:
         data = object_of(body)
-        self.ignored = unserved(data, model)
+        self.ignored = unserved(data, model, sees=context.info.sees)
         self.written = [(name, alias) for alias, name in model.ALIASES.items() if alias in data]
         with renamed(self.written):
             return checked(data, model)

@@ -302,6 +302,7 @@ def _submitted(
             formats=wanted.formats(),
             before=admission.before,
             background=request.submitted is not None,
+            images=wanted.images,
         )
     except EngineGone as error:
         raise engine_gone(str(error)) from error

@@ -15,13 +15,14 @@ from minisgl.message.prepared import AnswerParts
 from minisgl.parsers.api import CallArguments, CallBegun, MessageParser, Part, Reasoning, Text
 from minisgl.parsers.choice import answer_tools, new_parser
 from minisgl.server.core.admission import GenerationInput
-from minisgl.server.core.bodies import ChatMessage, ChatRequest
+from minisgl.server.core.bodies import SEEN, ChatMessage, ChatRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import bad_value, missing, param_errors, renamed, wrong
-from minisgl.server.core.fields import LeftOut, type_of
+from minisgl.server.core.fields import LeftOut, Picture, type_of
 from minisgl.server.core.formatter import Formatter, chat_entries, json_bytes
 from minisgl.server.core.lengths import TO_THE_END, asked_limit
 from minisgl.server.core.sections import Change, JoinedText, Sections
+from minisgl.server.core.sight import images_of
 from minisgl.server.core.tools import ToolUse, allowed_tools, needs_grammar, tool_use
 from minisgl.tokenizer import Tokenizer
 
@@ -198,7 +199,7 @@ async def chat_turn(
 
 async def _chat_turn(context: ServerContext, chat: ChatRequest, least_tokens: int, only_counts: bool) -> Turn:
     chat = of_allowed_tools(chat)
-    _check_prompt(chat)
+    _check_prompt(chat, sees=context.info.sees)
     limit = chat.limit()
     name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
     named = limit is not None
@@ -211,8 +212,10 @@ async def _chat_turn(context: ServerContext, chat: ChatRequest, least_tokens: in
     prompt = chat if chat.messages else [chat.prompt or ""]
     use = tool_use([*chat.functions().values()], chat.tool_choice, chat.parallel_tool_calls)
     _check_thinking(context, chat)
+    ignored = _ignored(context, chat)
+    seen = [await context.prompts.see(images_of(chat.messages or ()))] if context.info.sees else [None]
     prompts, sampling = await context.prompts.encode(
-        prompt, sampling, chat.truncate_prompt_tokens, side=chat.truncation_side, only_counts=only_counts
+        prompt, sampling, chat.truncate_prompt_tokens, side=chat.truncation_side, only_counts=only_counts, seen=seen
     )
     thinking = context.parsing.thinking_after(prompts[0], chat.continued_text())
     budget = chat.thinking_budget if thinking is not None and thinking.is_open is not False else None
@@ -223,7 +226,8 @@ async def _chat_turn(context: ServerContext, chat: ChatRequest, least_tokens: in
         with param_errors():
             grammar = context.parsing.grammar(thinking, use, source, budget)
             sampling, left_out = await context.prompts.with_grammar(sampling, grammar.made)
-    turn = Turn(prompts, sampling, named, only_prompt, ignored=(*_ignored(context, chat), *left_out))
+    turn = Turn(prompts, sampling, named, only_prompt, ignored=(*ignored, *left_out))
+    turn.take_images(seen)
     return _parsed(context, chat, use, None if chat.separate_reasoning is False else thinking, turn)
 
 
@@ -281,16 +285,19 @@ def _check_thinking(context: ServerContext, chat: ChatRequest) -> None:
 
 def _ignored(context: ServerContext, chat: ChatRequest) -> tuple[str, ...]:
     """Return the names of chat fields that have no effect on this model."""
-    ignored = () if chat.verbosity in (None, "medium") else ("verbosity",)
+    ignored: tuple[str, ...] = () if chat.verbosity in (None, "medium") else ("verbosity",)
     if chat.thinking_budget is not None and not context.parsing.ends_thinking:
         ignored = ("thinking_budget", *ignored)
+    if context.info.sees:
+        left_out = (one for message in chat.messages or () if message.role not in SEEN for one in message.images())
+        ignored += tuple(f"messages.content.{part.type}" for _, part in left_out)
     if chat.reasoning_effort in (None, "none"):
         return ignored  # the common case, in which the template is not inspected
     is_known = not context.parsing.variables.isdisjoint(("enable_thinking", "reasoning_effort"))
     return ignored if is_known else ("reasoning_effort", *ignored)
 
 
-def _check_prompt(chat: ChatRequest) -> None:
+def _check_prompt(chat: ChatRequest, *, sees: bool) -> None:
     """Check `messages`, or `prompt`, which mini-sglang's clients send instead. Raises `ApiError`."""
     if chat.prompt is not None:
         if chat.messages:
@@ -309,10 +316,10 @@ def _check_prompt(chat: ChatRequest) -> None:
                 raise bad_value(f"messages.{i}.content", None, f"required for the role {message.role}")
             if message.has_refusal:
                 raise bad_value(f"messages.{i}", message.role, "only an assistant message may have a refusal")
-    _check_last(chat.messages[:-1] if chat.continue_final_message else chat.messages)
+    _check_last(chat.messages[:-1] if chat.continue_final_message else chat.messages, sees=sees)
 
 
-def _check_last(messages: Sequence[ChatMessage]) -> None:
+def _check_last(messages: Sequence[ChatMessage], *, sees: bool) -> None:
     """Check that the last user message has a part that the model can read. A message after a tool's result passes: it
     belongs to the result. Raises `ApiError`."""
     turns = [(i, one) for i, one in enumerate(messages) if one.role not in ("system", "developer")][-2:]
@@ -320,6 +327,6 @@ def _check_last(messages: Sequence[ChatMessage]) -> None:
         return
     i, last = turns[-1]
     parts = last.content if isinstance(last.content, list) else []
-    if parts and all(isinstance(part, LeftOut) for part in parts):
+    if parts and all(isinstance(part, LeftOut) and not (sees and isinstance(part, Picture)) for part in parts):
         reason = "this model reads text only, and the message has no text"
         raise bad_value(f"messages.{i}.content.0.type", type_of(parts[0]), reason, "unsupported_value")

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from minisgl.server.core.errors import bad_value
 from minisgl.server.core.fields import IGNORED as IGNORED_BY_ALL
-from minisgl.server.core.fields import SAY_INSTEAD, Body, LeftOut, Table
+from minisgl.server.core.fields import SAY_INSTEAD, Body, LeftOut, Picture, Table
 
 MAX_NAMED = 32
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -46,16 +46,23 @@ FieldsByType = dict[str | None, AllowedFields | None]
 """Allowed fields by an object's `type`, if it has one; a value of `None`: the object is left out as a whole."""
 
 
-def unserved(data: Mapping[str, Any], model: type[Body]) -> list[str]:
-    """Return the names in `data` that have no effect, as dotted paths without list indices. Raises `ApiError` 400 for
-    one that would change the output."""
+def unserved(data: Mapping[str, Any], model: type[Body], *, sees: bool = False) -> list[str]:
+    """Return the names in `data` that have no effect, as dotted paths without list indices. `sees`: the model sees
+    images. Raises `ApiError` 400 for one that would change the output."""
     ignored: dict[str, None] = {}
-    _check(data, _fields_by_type((model,)), (), ignored)
+    _check(data, (model,), (), ignored, sees)
     return [*ignored]
 
 
-def _check(data: Mapping[str, Any], kinds: FieldsByType, path: tuple[str | int, ...], ignored: dict[str, None]) -> None:
+def _check(
+    data: Mapping[str, Any],
+    bodies: tuple[type[Body], ...],
+    path: tuple[str | int, ...],
+    ignored: dict[str, None],
+    sees: bool,
+) -> None:
     """Add the names in the object at `path` that have no effect to `ignored`. Raises `ApiError` 400."""
+    kinds = _fields_by_type(bodies, sees)
     kind = data.get("type")
     allowed = kinds.get(kind, kinds[_OTHER]) if isinstance(kind, str) else kinds[None]
     if allowed is None:
@@ -66,16 +73,15 @@ def _check(data: Mapping[str, Any], kinds: FieldsByType, path: tuple[str | int, 
             continue
         if name in allowed.refused and not is_neutral(value, allowed.refused[name]):
             raise _not_supported(name, value, allowed, path)
-        if (bodies := allowed.served.get(name)) is not None:
+        if (inner := allowed.served.get(name)) is not None:
             if name in allowed.ignored and not is_neutral(value, allowed.ignored[name]):
                 _name(name, path, ignored)
-            if bodies and isinstance(value, list):
-                inner = _fields_by_type(bodies)
+            if inner and isinstance(value, list):
                 for i, one in enumerate(value):
                     if isinstance(one, dict):
-                        _check(one, inner, (*path, name, i), ignored)
-            elif bodies and isinstance(value, dict):
-                _check(value, _fields_by_type(bodies), (*path, name), ignored)
+                        _check(one, inner, (*path, name, i), ignored, sees)
+            elif inner and isinstance(value, dict):
+                _check(value, inner, (*path, name), ignored, sees)
         elif name in allowed.refused or (path and name in _LABELS):
             continue
         elif name in allowed.others:
@@ -108,21 +114,22 @@ _OTHER = "<other>"  # no valid type has these characters
 
 
 @functools.cache
-def _fields_by_type(models: tuple[type[Body], ...]) -> FieldsByType:
+def _fields_by_type(models: tuple[type[Body], ...], sees: bool) -> FieldsByType:
     """Return the fields that an object may have, by its `type`, where any of `models` is allowed."""
     kinds: dict[str | None, list[type[Body]]] = {None: []}
     is_open = False
     for model in models:
         if issubclass(model, LeftOut):
             is_open = True
-            continue
+            if not (sees and issubclass(model, Picture)):
+                continue
         names = _literals(model)
         for name in names:
             kinds.setdefault(name, []).append(model)
         if not names or not model.model_fields["type"].is_required():
             kinds[None].append(model)
-    fields_by_type: FieldsByType = {name: _joined(some) for name, some in kinds.items() if some}
-    fields_by_type.setdefault(None, None if is_open else _joined(models))
+    fields_by_type: FieldsByType = {name: _joined(some, sees) for name, some in kinds.items() if some}
+    fields_by_type.setdefault(None, None if is_open else _joined(models, sees))
     fields_by_type[_OTHER] = None if is_open else fields_by_type[None]
     return fields_by_type
 
@@ -142,7 +149,7 @@ def _types_in(annotation: Any) -> Iterator[Any]:
         yield from _types_in(one)
 
 
-def _joined(models: Sequence[type[Body]]) -> AllowedFields:
+def _joined(models: Sequence[type[Body]], sees: bool) -> AllowedFields:
     allowed = AllowedFields()
     for model in models:
         for name, one in model.model_fields.items():
@@ -151,7 +158,7 @@ def _joined(models: Sequence[type[Body]]) -> AllowedFields:
             allowed.served[written] = tuple(dict.fromkeys((*allowed.served.get(written, ()), *bodies)))
         allowed.refused.update(model.NOT_YET)
         allowed.others.update(model.OTHERS)
-        allowed.ignored.update(model.IGNORED)
+        allowed.ignored.update(model.IGNORED if sees else {**model.IGNORED, **model.UNSEEN})
     special = allowed.refused.keys() | allowed.ignored.keys()
     allowed.plain.update(name for name, bodies in allowed.served.items() if not bodies and name not in special)
     allowed.plain.update(name for model in models for name in model.ALIASES)
@@ -159,4 +166,4 @@ def _joined(models: Sequence[type[Body]]) -> AllowedFields:
 
 
 def _is_body(kind: type[Any]) -> bool:
-    return issubclass(kind, Body | LeftOut)
+    return issubclass(kind, Body)

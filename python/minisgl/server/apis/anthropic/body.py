@@ -15,7 +15,7 @@ from minisgl.sampling_params import BOUNDS
 from minisgl.server.core import fields
 from minisgl.server.core.answers import Answer
 from minisgl.server.core.bodies import Receipted
-from minisgl.server.core.fields import Body, Int64, LeftOut, TextOrParts, described, runs_on_servers, type_of
+from minisgl.server.core.fields import Body, Int64, LeftOut, Picture, TextOrParts, described, runs_on_servers, type_of
 from minisgl.server.core.sampling_fields import Sampling
 
 
@@ -25,6 +25,14 @@ class TextBlock(Body):
 
 
 Texts = TextOrParts[TextBlock]
+
+
+class ImageBlock(Picture):
+    type: Literal["image"]
+    source: Any = described(
+        "`base64` with `data`, or `url` with a `url`, which needs `--image-hosts` unless it is a data URL.",
+        type="object",
+    )
 
 
 class ThinkingBlock(Body):
@@ -46,8 +54,8 @@ class ToolUseBlock(Body):
 
 
 Result = Annotated[
-    Annotated[TextBlock, Tag("<text>")] | Annotated[LeftOut, Tag("<left out>")],
-    Discriminator(lambda value: _kind(value, ())),
+    Annotated[TextBlock, Tag("<text>")] | Annotated[ImageBlock, Tag("<image>")] | Annotated[LeftOut, Tag("<left out>")],
+    Discriminator(lambda value: _kind(value, ("image",))),
 ]
 
 
@@ -58,7 +66,7 @@ class ToolResultBlock(Body):
     is_error: StrictBool | None = None
 
 
-_KINDS = ("thinking", "redacted_thinking", "tool_use", "tool_result")
+_KINDS = ("image", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
 def _kind(value: object, kinds: Sequence[str]) -> str:
@@ -70,6 +78,7 @@ def _kind(value: object, kinds: Sequence[str]) -> str:
 
 Block = Annotated[
     Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ImageBlock, Tag("<image>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
     | Annotated[RedactedBlock, Tag("<redacted_thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
@@ -125,8 +134,9 @@ class AnthropicConversation(Body):
 
     messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=BOUNDS.max_messages)] = (
         Field(
-            description="The conversation: texts, or lists of `text`, `thinking`, `tool_use` and `tool_result` blocks. "
-            "Other blocks are left out; a note stands in their place, and the header `X-Minisgl-Ignored` names them. "
+            description="The conversation: texts, or lists of `text`, `image`, `thinking`, `tool_use` and "
+            "`tool_result` blocks. Other blocks, for most models images too, are left out; a note stands in their "
+            "place, and the header `X-Minisgl-Ignored` names them. "
             "The answer continues an assistant message at its end."
         )
     )

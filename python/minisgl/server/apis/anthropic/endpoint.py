@@ -7,6 +7,7 @@ response.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from minisgl.server.apis.anthropic.body import (
     AnthropicMessage,
     Block,
     CountTokensRequest,
+    ImageBlock,
     MessagesRequest,
     TextBlock,
     ThinkingBlock,
@@ -30,7 +32,7 @@ from minisgl.server.apis.anthropic.body import (
 from minisgl.server.core.bodies import ChatRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import ApiError, Names, bad_value, renamed, renamed_field
-from minisgl.server.core.fields import LeftOut, present
+from minisgl.server.core.fields import LeftOut, Place, present
 from minisgl.server.core.formatter import json_response, receipt_field
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.history import History, plain
@@ -65,7 +67,9 @@ def to_chat(body: AnthropicConversation) -> ChatRequest:
         fields = shared_fields(body, OWN)
         if stop := [*(body.stop_sequences or ()), *_list(body.stop)]:
             fields["stop"] = stop
-    fields["messages"] = [*_system(body), *(one for message in body.messages for one in _messages(message))]
+    places = (f"messages.{i}.content" for i in range(len(body.messages)))
+    messages = map(_messages, body.messages, places)
+    fields["messages"] = [*_system(body), *itertools.chain.from_iterable(messages)]
     given = {
         "continue_final_message": True if body.messages[-1].role == "assistant" else None,
         "chat_template_kwargs": body.chat_template_kwargs,
@@ -93,9 +97,9 @@ def _text(content: str | Sequence[TextBlock], between: str = "") -> str:
     return content if isinstance(content, str) else between.join(block.text for block in content)
 
 
-def _messages(message: AnthropicMessage) -> list[dict[str, Any]]:
-    """Convert one message into messages of the chat API: for a user one per tool result, and one for the rest; for an
-    assistant as many as its blocks need to keep their order."""
+def _messages(message: AnthropicMessage, place: str = "") -> list[dict[str, Any]]:
+    """Convert one message, with its content at `place`, into messages of the chat API: for a user one per tool result,
+    and one for the rest; for an assistant as many as its blocks need to keep their order."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     if message.role == "assistant":
@@ -103,8 +107,9 @@ def _messages(message: AnthropicMessage) -> list[dict[str, Any]]:
     for block in message.content:
         if isinstance(block, ToolUseBlock | ThinkingBlock):
             raise bad_value("messages", block.type, "only an assistant message may have such a block")
-    results = [_result(block) for block in message.content if isinstance(block, ToolResultBlock)]
-    texts = [part for block in message.content if isinstance(block, TextBlock | LeftOut) for part in _parts([block])]
+    blocks = [(block, f"{place}.{i}") for i, block in enumerate(message.content)]
+    results = [_result(block, at) for block, at in blocks if isinstance(block, ToolResultBlock)]
+    texts = [_part(block, at) for block, at in blocks if isinstance(block, TextBlock | LeftOut)]
     content = plain(texts) if texts else None
     return results + ([{"role": message.role, "content": content}] if texts or not results else [])
 
@@ -114,7 +119,7 @@ def _answer(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     for block in blocks:
         match block:
             case TextBlock() | LeftOut():
-                history.say(_parts([block]), may_append=True)
+                history.say([_part(block)], may_append=True)
             case ThinkingBlock():
                 history.reason(block.thinking, may_append=True)
             case ToolUseBlock():
@@ -125,24 +130,28 @@ def _answer(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     return history.done() or [{"role": "assistant", "content": None}]
 
 
-def _result(block: ToolResultBlock) -> dict[str, Any]:
+def _result(block: ToolResultBlock, place: str) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "tool", "tool_call_id": block.tool_use_id}
     if isinstance(block.content, list) and any(isinstance(one, LeftOut) for one in block.content):
         error = [{"type": "text", "text": "Error:"}] if block.is_error else []
-        return {**message, "content": [*error, *_parts(block.content)]}
+        parts = [_part(one, f"{place}.content.{i}") for i, one in enumerate(block.content)]
+        return {**message, "content": [*error, *parts]}
     text = block.content if isinstance(block.content, str) else "".join(one.text for one in block.content or ())
     return {**message, "content": f"Error: {text}" if block.is_error else text}
 
 
-def _parts(blocks: Sequence[TextBlock | LeftOut]) -> list[dict[str, Any]]:
-    """Convert blocks into parts of the chat API. Documents and search results become their texts; other types keep
+def _part(block: TextBlock | LeftOut, place: str = "") -> dict[str, Any]:
+    """Convert a block into a part of the chat API. Documents and search results become their texts; other types keep
     their type, and the chat leaves them out."""
-    parts: list[dict[str, Any]] = []
-    for block in blocks:
-        text = block.text if isinstance(block, TextBlock) else "\n".join(_texts_in(block.model_extra or {}))
-        shows = isinstance(block, TextBlock) or (text and block.type in ("document", "search_result"))
-        parts.append({"type": "text", "text": text} if shows else {"type": block.type})
-    return parts
+    if isinstance(block, TextBlock):
+        return {"type": "text", "text": block.text}
+    if isinstance(block, ImageBlock):
+        source = block.source if isinstance(block.source, dict) else {}
+        given = {"base64": source.get("data"), "url": source.get("url")}.get(str(source.get("type")), block.source)
+        return {"type": "image", "image_url": given, "place": Place(f"{place}.source")}
+    text = "\n".join(_texts_in(block.model_extra or {}))
+    shows = text and block.type in ("document", "search_result")
+    return {"type": "text", "text": text} if shows else {"type": block.type}
 
 
 def _texts_in(block: Mapping[str, Any]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, RootModel, StrictBool, StrictStr
+from pydantic import Discriminator, Field, RootModel, StrictBool, StrictStr, Tag
 
 from minisgl.sampling_params import BOUNDS
 from minisgl.server.core import fields
@@ -16,6 +16,9 @@ from minisgl.server.core.answers import Answer
 from minisgl.server.core.bodies import Prompt
 from minisgl.server.core.fields import Body, described
 from minisgl.server.core.sampling_fields import Sampling
+
+MEDIA = "<__media__>"
+"""Marker of an image in a text."""
 
 
 class LlamaCppSampling(Sampling):
@@ -30,8 +33,27 @@ class LlamaCppSampling(Sampling):
     )
 
 
+class MediaPrompt(Body):
+    prompt_string: StrictStr = Field(description=f"A text with `{MEDIA}` in the place of each image.")
+    multimodal_data: Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_parts)] | None = described(
+        "Images in base64, for a model that sees."
+    )
+
+
+def _kind(value: object) -> str:
+    first = value[0] if isinstance(value, list) and value else value
+    return ("<media list>" if isinstance(value, list) else "<media>") if isinstance(first, dict) else "<prompt>"
+
+
 class LlamaCppCompletion(LlamaCppSampling):
-    prompt: Prompt = Field(description="A text, several texts, token ids, or several lists of token ids.")
+    prompt: Annotated[
+        Annotated[Prompt, Tag("<prompt>")]
+        | Annotated[MediaPrompt, Tag("<media>")]
+        | Annotated[list[MediaPrompt], Field(fail_fast=True, max_length=BOUNDS.max_prompts), Tag("<media list>")],
+        Discriminator(_kind),
+    ] = Field(
+        description="A text, several texts, token ids, several lists of token ids, or one or several texts with images."
+    )
 
 
 class ExtraText(Body):

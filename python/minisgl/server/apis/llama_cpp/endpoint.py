@@ -14,9 +14,11 @@ from starlette.responses import Response
 from minisgl.frontend.output_processor import Delta
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.apis.llama_cpp.body import (
+    MEDIA,
     InfillRequest,
     LlamaCppCompletion,
     LlamaCppSampling,
+    MediaPrompt,
 )
 from minisgl.server.core.bodies import CompletionRequest, TokenizeRequest
 from minisgl.server.core.context import ServerContext
@@ -27,6 +29,7 @@ from minisgl.server.core.generation import Generation
 from minisgl.server.core.lengths import TO_THE_END
 from minisgl.server.core.request import HttpRequest, checked
 from minisgl.server.core.sampling_fields import shared_fields
+from minisgl.server.core.sight import GivenImage, Seen
 from minisgl.server.core.streams import sse
 from minisgl.utils.installed import own_version
 
@@ -38,8 +41,33 @@ OF_GAPS: Names = ((r"suffix", "input_suffix"), (r"prompt", "input_prefix"))
 async def completion_endpoint(
     context: ServerContext, body: LlamaCppCompletion, request: HttpRequest
 ) -> LlamaCppFormatter:
-    completion = _completion(body, prompt=body.prompt)
-    return LlamaCppFormatter(context, body, completion, await continuation(context, completion))
+    given = body.prompt
+    media = [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, MediaPrompt)]
+    if not media:
+        completion = _completion(body, prompt=given)
+        return LlamaCppFormatter(context, body, completion, await continuation(context, completion))
+    places = [f"prompt.{i}" for i in range(len(media))] if isinstance(given, list) else ["prompt"]
+    seen = [await _seen(context, one, place) for one, place in zip(media, places, strict=True)]
+    image_text = context.tokenizer.image_text()
+    texts = [
+        one.prompt_string.replace(MEDIA, image_text) if one.multimodal_data else one.prompt_string for one in media
+    ]
+    texts = [text if one is None else one.template.rewritten(text) for text, one in zip(texts, seen, strict=True)]
+    completion = _completion(body, prompt=texts if isinstance(given, list) else texts[0])
+    return LlamaCppFormatter(context, body, completion, await continuation(context, completion, seen=seen))
+
+
+async def _seen(context: ServerContext, prompt: MediaPrompt, place: str) -> Seen | None:
+    """Prepare the images of a prompt; `None` if it has none. Raises `ApiError` 400."""
+    data, count = prompt.multimodal_data or [], prompt.prompt_string.count(MEDIA)
+    if data and not (context.info.sees and context.tokenizer.image_text()):
+        raise bad_value(f"{place}.multimodal_data", data, "this model reads text only", "unsupported_value")
+    if data and len(data) != count:
+        raise bad_value(f"{place}.prompt_string", count, f"must have {MEDIA} once for each image, {len(data)} in all")
+    seen = await context.prompts.see([GivenImage(f"{place}.multimodal_data.{i}", one) for i, one in enumerate(data)])
+    if seen is not None:
+        seen.template.order = [*range(count)]
+    return seen
 
 
 async def infill_endpoint(context: ServerContext, body: InfillRequest, request: HttpRequest) -> LlamaCppFormatter:
@@ -188,7 +216,7 @@ def props(context: ServerContext) -> dict[str, Any]:
         "total_slots": _num_slots(context),
         "model_alias": context.served.name,
         "model_path": context.config.engine.shown_model,
-        "modalities": {"vision": False, "audio": False},
+        "modalities": {"vision": info.sees, "audio": False},
         "chat_template": tokenizer.template_source(),
         "bos_token": bos,
         "eos_token": eos,

@@ -51,12 +51,12 @@ class OllamaCall(Body):
 
 
 class OllamaMessage(Body):
-    IGNORED: ClassVar[fields.Table] = {"images": ([],)}
+    UNSEEN: ClassVar[fields.Table] = {"images": ([],)}
 
     role: Literal["system", "user", "assistant", "tool"]
     content: StrictStr | None = None
     thinking: StrictStr | None = None
-    images: list[Any] | None = None
+    images: list[Any] | None = described("Images in base64, of a user or a tool, for a model that sees.")
     tool_calls: Items[OllamaCall] | None = None
     tool_name: StrictStr | None = None
     tool_call_id: StrictStr | None = None
@@ -70,6 +70,9 @@ class OllamaChatRequest(OllamaGenerating):
 
 
 class OllamaGenerateRequest(OllamaGenerating):
+    NOT_YET: ClassVar[fields.Table] = {name: one for name, one in fields.OLLAMA.items() if name != "images"}
+
+    images: list[Any] | None = described("Images in base64, before the prompt, for a model that sees.")
     prompt: StrictStr | None = described(
         "A message of the user. Without a prompt the answer says that the model is there."
     )

@@ -31,7 +31,7 @@ from minisgl.server.core.context import ServerContext
 from minisgl.server.core.continuation import continuation
 from minisgl.server.core.embeddings import EmbeddingFormatter, embeddings_endpoint
 from minisgl.server.core.errors import ApiError, Names, bad_value, renamed, renamed_field, wrong
-from minisgl.server.core.fields import present
+from minisgl.server.core.fields import Place, present
 from minisgl.server.core.formatter import Formatter, json_line, json_response, receipt_field
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.lengths import TO_THE_END
@@ -140,8 +140,19 @@ def conversation_of(parsing: Parsing, body: OllamaChatRequest | OllamaGenerateRe
         fields = {"messages": _messages(body.messages or ()), "tools": body.tools or None}
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
-        fields = {"messages": [*system, {"role": "user", "content": body.prompt}]}
+        content = _content(body.prompt, body.images, "images")
+        fields = {"messages": [*system, {"role": "user", "content": content}]}
     return {**fields, **_think(parsing, body.think)}
+
+
+def _content(text: str | None, images: Sequence[Any] | None, place: str) -> str | list[dict[str, Any]]:
+    """Return the content of a chat message. Ollama shows a model the images of a message before its text."""
+    if not images:
+        return text or ""
+    parts: list[dict[str, Any]] = [
+        {"type": "image", "image_url": image, "place": Place(f"{place}.{i}")} for i, image in enumerate(images)
+    ]
+    return [*parts, {"type": "text", "text": text}] if text else parts
 
 
 def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
@@ -150,10 +161,8 @@ def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     open_calls: list[tuple[str, str]] = []  # (id, name)
     for i, message in enumerate(given):
-        one: dict[str, Any] = {"role": message.role, "content": message.content or ""}
-        if message.images:
-            text = [{"type": "text", "text": message.content}] if message.content else []
-            one["content"] = [*text, {"type": "images"}]
+        content = _content(message.content, message.images, f"messages.{i}.images")
+        one: dict[str, Any] = {"role": message.role, "content": content}
         if message.thinking:
             one["reasoning_content"] = message.thinking
         if message.tool_calls:
@@ -187,8 +196,12 @@ async def chat_endpoint(context: ServerContext, body: OllamaChatRequest, request
 async def generate_endpoint(
     context: ServerContext, body: OllamaGenerateRequest, request: HttpRequest
 ) -> Formatter | Response:
-    if not body.prompt and not body.suffix:
+    if not body.prompt and not body.suffix and not body.images:
         return _loaded(context, body, request, "prompt", as_response(""))
+    if body.images and (body.raw or body.suffix or not context.info.sees):
+        with_template = "cannot be used with raw or suffix, which leave out the chat template"
+        reason = with_template if context.info.sees else "this model reads text only"
+        raise bad_value("images", body.images, reason, "unsupported_value")
     if body.raw or body.suffix:
         return await _continued(context, body)
     return await _chat(context, body, request, as_response)

@@ -143,6 +143,7 @@ async def show_endpoint(context: ServerContext, body: OllamaShowRequest, request
 def _capabilities(context: ServerContext) -> list[str]:
     has = {
         "completion": True,
+        "vision": context.info.sees,
         "tools": context.parsing.shows_tools,
         "thinking": context.parsing.thinking is not None,
         "insert": context.prompts.fills_in,

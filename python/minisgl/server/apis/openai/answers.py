@@ -122,6 +122,7 @@ class ModelCard(Answer):
     root: str
     parent: str | None = None
     max_model_len: int
+    vision: bool | None = None  # true if the model sees images
 
 
 class ModelList(Answer):

@@ -117,7 +117,7 @@ class ChatFormatter(Formatter):
         """Return the requested prompt ids and log probabilities; call it after the choice's first token."""
         fields: dict[str, Any] = {}
         if self._with_token_ids:
-            fields["prompt_token_ids"] = self.prompts[0].tolist()
+            fields["prompt_token_ids"] = self._turn.shown_ids(0)
         if self._with_prompt_logprobs:
             fields["prompt_logprobs"] = prompt_logprobs(self._tokenizer, generation.prompt_tokens(index))
         return fields

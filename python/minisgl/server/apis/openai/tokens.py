@@ -13,6 +13,7 @@ from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import bad_value, wrong
 from minisgl.server.core.formatter import JsonList, json_response, token_text
 from minisgl.server.core.request import HttpRequest
+from minisgl.server.core.sight import images_of, shown_ids
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
 
@@ -25,7 +26,10 @@ async def tokenize_endpoint(context: ServerContext, body: TokenizeRequest, reque
     if body.messages is not None:
         if not body.messages:
             raise bad_value("messages", [], "must not be empty")
-        ids = await context.prompts.encode_conversation(body, only_counts=True)
+        seen = await context.prompts.see(images_of(body.messages)) if context.info.sees else None
+        ids = await context.prompts.encode_conversation(body, only_counts=True, images=seen)
+        if seen is not None:
+            ids = shown_ids(ids, seen.marker_id)
     else:
         add_special = body.add_special_tokens
         if add_special is None:

@@ -18,6 +18,7 @@ from minisgl.server.core.fields import (
     Body,
     Int64,
     LeftOut,
+    Picture,
     TextOr,
     TextOrParts,
     described,
@@ -36,16 +37,32 @@ class ResponsePart(Body):
     refusal: StrictStr | None = None
 
 
+class InputImage(Picture):
+    type: Literal["input_image"]
+    image_url: Any = described("A data URL or base64. Other URLs need `--image-hosts`.", type="string")
+    detail: Any = described(
+        "`low`: few tokens for the image; `high`, `auto`: as many as the model takes.", type="string"
+    )
+    file_id: Any = described("Refused: there are no stored images.", type="string")
+
+
 TEXTS = ("input_text", "output_text", "text", "refusal")
 
 
 def _part_kind(value: object) -> str:
     kind = type_of(value)
-    return "<text>" if kind in TEXTS or not isinstance(kind, str) else "<left out>"
+    if kind in TEXTS or not isinstance(kind, str):
+        return "<text>"
+    return "<image>" if kind == "input_image" else "<left out>"
 
 
 Content = TextOrParts[
-    Annotated[Annotated[ResponsePart, Tag("<text>")] | Annotated[LeftOut, Tag("<left out>")], Discriminator(_part_kind)]
+    Annotated[
+        Annotated[ResponsePart, Tag("<text>")]
+        | Annotated[InputImage, Tag("<image>")]
+        | Annotated[LeftOut, Tag("<left out>")],
+        Discriminator(_part_kind),
+    ]
 ]
 
 

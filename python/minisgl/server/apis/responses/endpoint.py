@@ -9,11 +9,13 @@ false; only its caller finds it.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
@@ -44,7 +46,7 @@ from minisgl.server.apis.responses.tools import SHELL, GivenTools, custom_argume
 from minisgl.server.core.bodies import ChatRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import RESPONSES, ApiError, Names, bad_value, missing, renamed, renamed_field, wrong
-from minisgl.server.core.fields import LeftOut, present
+from minisgl.server.core.fields import LeftOut, Place, present
 from minisgl.server.core.formatter import json_bytes, json_response, page_of, receipt_field
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.history import History, plain
@@ -155,7 +157,7 @@ def _parts(content: Content, kind: str) -> list[dict[str, Any]]:
 
 def _part(part: ResponsePart | LeftOut, kind: str) -> dict[str, Any]:
     if isinstance(part, LeftOut):
-        return part.model_dump()
+        return part.model_dump(exclude_unset=True)
     return (
         {"type": "refusal", "refusal": part.refusal or ""}
         if part.type == "refusal"
@@ -167,25 +169,26 @@ def _text_part(kind: str, text: str) -> dict[str, Any]:
     return {"type": kind, "text": text, **({"annotations": []} if kind == "output_text" else {})}
 
 
-def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Convert stored items of the Responses API to messages of the chat API."""
+def messages_of(items: Sequence[dict[str, Any]], first: int = 0) -> list[dict[str, Any]]:
+    """Convert stored items of the Responses API to messages of the chat API. `first`: first item of this request."""
     history = History()
-    for item in items:
+    for i, item in enumerate(items, -first):
+        place = f"input.{i}" if i >= 0 else "previous_response_id"
         match item["type"], item.get("role"):
             case "reasoning", _:
                 if text := "".join(part["text"] for part in item["content"] or item["summary"]):
                     history.reason(text)
             case "message", "assistant":
-                history.say(_content(item["content"]))
+                history.say(_content(item["content"], place))
             case "function_call" | "custom_tool_call" | "local_shell_call", _:
                 history.call(_call(item))
             case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output", _:
                 call_id = item.get("call_id", item["id"])
-                history.add({"role": "tool", "tool_call_id": call_id, "content": _output(item["output"])})
+                history.add({"role": "tool", "tool_call_id": call_id, "content": _output(item["output"], place)})
             case _, None:
                 continue  # an item that the model is not shown
             case _, role:
-                history.add({"role": role, "content": plain(_content(item["content"]))})
+                history.add({"role": role, "content": plain(_content(item["content"], place))})
     return history.done()
 
 
@@ -201,23 +204,28 @@ def _call(item: dict[str, Any]) -> dict[str, Any]:
     return {"id": item.get("call_id", item["id"]), "type": "function", "function": call}
 
 
-def _output(given: str | Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
+def _output(given: str | Sequence[dict[str, Any]], place: str) -> str | list[dict[str, Any]]:
     if isinstance(given, str):
         return given
     if not all(part["type"] in TEXTS for part in given):
-        return _content(given)
+        return _content(given, place, "output")
     return "".join(part["text"] if "text" in part else part["refusal"] for part in given)
 
 
-def _content(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _content(parts: Sequence[dict[str, Any]], place: str, field: str = "content") -> list[dict[str, Any]]:
     """Convert parts to those of the chat API. Parts of other types keep only the type; the chat leaves them out."""
 
-    def of(part: dict[str, Any]) -> dict[str, Any]:
+    def of(i: int, part: dict[str, Any]) -> dict[str, Any]:
+        if part["type"] == "input_image":
+            has_file = part.get("file_id") is not None
+            given = f"{place}.{field}.{i}.{'file_id' if has_file else 'image_url'}"
+            at = Place(given if place.startswith("input.") else place)
+            return {**part, "place": at, **({"image_url": {"file_id": part["file_id"]}} if has_file else {})}
         if part["type"] not in TEXTS:
             return {"type": part["type"]}
         return {"type": "text", "text": part["text"]} if "text" in part else part
 
-    return [of(part) for part in parts]
+    return list(itertools.starmap(of, enumerate(parts)))
 
 
 def _check_outputs(items: Sequence[dict[str, Any]], first: int) -> None:
@@ -425,22 +433,29 @@ MAX_ITEMS_SHOWN = 100
 async def responses_endpoint(
     context: ServerContext, body: ResponsesRequest, request: HttpRequest
 ) -> ResponsesFormatter:
-    items = await _items(context, body, request)
+    items, first = await _items(context, body, request)
     tools = GivenTools(body)
-    turn = await _turn_of(context, body, tools, items, request)
-    keep = None if body.store is False else partial(context.own(ResponseStore).put, input_items=items, key=request.key)
+    turn = await _turn_of(context, body, tools, items, first, request)
+    keep = None
+    if body.store is not False:
+        has_images = bool(turn.images)  # encoding those would hold the event loop
+        kept = await context.prompts.run_work(lambda: msgspec.Raw(json_bytes(items)), request.is_large or has_images)
+        keep = partial(context.own(ResponseStore).put, input_items=kept, key=request.key)
     return ResponsesFormatter(context, body, tools, turn, keep)
 
 
 async def input_tokens_endpoint(context: ServerContext, body: ResponsesRequest, request: HttpRequest) -> Response:
     """Count the input tokens, as POST /v1/responses would."""
-    items = await _items(context, body, request)
-    turn = await _turn_of(context, body, GivenTools(body), items, request, only_counts=True)
+    items, first = await _items(context, body, request)
+    turn = await _turn_of(context, body, GivenTools(body), items, first, request, only_counts=True)
     return json_response({"object": "response.input_tokens", "input_tokens": len(turn.prompts[0])})
 
 
-async def _items(context: ServerContext, body: ResponsesRequest, request: HttpRequest) -> list[dict[str, Any]]:
-    """Return the previous response's items and the new ones, with references resolved. Raises `ApiError`."""
+async def _items(
+    context: ServerContext, body: ResponsesRequest, request: HttpRequest
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the previous response's items and the new ones, with references resolved, and the index of the first new
+    one. Raises `ApiError`."""
     key, store = request.key, context.own(ResponseStore)
     items: list[dict[str, Any]] = []
     if (before := body.previous_response_id) is not None:
@@ -460,7 +475,7 @@ async def _items(context: ServerContext, body: ResponsesRequest, request: HttpRe
         else:
             items.append(item)
     _check_outputs(items, first)
-    return items
+    return items, first
 
 
 async def _turn_of(
@@ -468,11 +483,12 @@ async def _turn_of(
     body: ResponsesRequest,
     tools: GivenTools,
     items: list[dict[str, Any]],
+    first: int,
     request: HttpRequest,
     *,
     only_counts: bool = False,
 ) -> Turn:
-    messages = await context.prompts.run_work(lambda: messages_of(items), request.is_large)
+    messages = await context.prompts.run_work(lambda: messages_of(items, first), request.is_large)
     if not messages and body.instructions is None:
         raise wrong("input", "must not be empty" if not body.input else "has no item that the model can be shown")
     names = [*tools.names, *NAMES]

@@ -44,8 +44,8 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, response: dict[str, Any], input_items: list[dict[str, Any]], key: int) -> None:
-        """Store a response with its input items. A response larger than the whole store is dropped."""
+    def put(self, response: dict[str, Any], input_items: list[dict[str, Any]] | msgspec.Raw, key: int) -> None:
+        """Store a response with its input items (or their JSON). A response larger than the whole store is dropped."""
         name = response["id"]
         item_ids = tuple(item["id"] for item in response["output"])
         self._put(name, StoredResponse(key, msgspec.json.encode(response), msgspec.json.encode(input_items), item_ids))

@@ -1,0 +1,202 @@
+"""Images of requests: from the parts of a body to the patches that a vision tower reads, and into prompts.
+
+Invariants: everything that an image costs is bounded before it is spent (their number, bytes, pixels); decoding runs in
+the thread for long work, one image at a time; every error names the field as the client wrote it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from minisgl import images
+from minisgl.config import ConfigError, ImageLimits
+from minisgl.images import Bounds, ImageError, PreparedImage, Processor
+from minisgl.images.fetch import Fetcher
+from minisgl.prompt_image import FIRST_VIRTUAL_ID, PromptImage
+from minisgl.sampling_params import ParamError
+from minisgl.server.core.bodies import SEEN, ChatMessage
+from minisgl.server.core.errors import ApiError, WrittenError, wrong
+from minisgl.server.core.fields import Picture, Place
+from minisgl.step import Int32Array
+from minisgl.tokenizer.pictures import Images
+
+LOW_DETAIL_TOKENS = 256
+KEPT_BYTES = 64 << 20  # of prepared images that the next turn of a conversation has again
+SLICE = 1 << 20  # base64 characters that are decoded at once, between which other threads run; a multiple of 4
+MAX_DOWNLOADS = 4  # at once
+_DETAILS = (None, "low", "high", "auto", "original")
+_DATA = re.compile(r"data:[a-z0-9.+/-]{0,80};base64,", re.IGNORECASE)
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,31}):", re.IGNORECASE)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class GivenImage:
+    """Image as a body has it: the `value` at `place`, which should be a URL or base64, and its `detail`."""
+
+    place: str
+    value: Any
+    detail: Any = None
+
+
+def images_of(messages: Iterable[ChatMessage]) -> list[GivenImage]:
+    """Return the images of a conversation, in order."""
+    return [
+        _given(part, f"messages.{i}.content.{j}.image_url")
+        for i, message in enumerate(messages)
+        if message.role in SEEN
+        for j, part in message.images()
+    ]
+
+
+def _given(part: Picture, place: str) -> GivenImage:
+    given = part.model_extra or {}
+    value, detail = getattr(part, "image_url", None), getattr(part, "detail", None)
+    if isinstance(value, dict) and "url" in value:
+        value, detail = value["url"], value.get("detail", detail)
+    written = given.get("place")
+    return GivenImage(written if isinstance(written, Place) else place, value, detail)
+
+
+@dataclass(slots=True, eq=False)
+class Seen:
+    """Prepared images of one prompt. `template` goes to the chat template; `images` are set by `expand`."""
+
+    prepared: Sequence[PreparedImage]
+    marker_id: int
+    template: Images
+    images: tuple[PromptImage, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(one.num_tokens for one in self.prepared)
+
+    def expand(self, ids: Int32Array, field: str) -> Int32Array:
+        """Return a prompt's ids with the virtual ids of the images in place of the markers. Raises `ApiError` 400."""
+        order = self.template.order
+        if sorted(order) != [*range(len(self.prepared))]:
+            raise wrong(field, f"the chat template shows {len(order)} of {len(self.prepared)} images")
+        try:
+            ids, self.images = images.expand(ids, self.marker_id, [self.prepared[i] for i in order])
+        except ValueError as error:
+            raise wrong(field, str(error)) from error
+        return ids
+
+
+def shown_ids(ids: Int32Array, marker_id: int) -> Int32Array:
+    """Return a prompt's ids for clients: virtual ids are shown as the marker."""
+    return np.where(ids >= FIRST_VIRTUAL_ID, np.int32(marker_id), ids)
+
+
+class Sight:
+    """Prepares the images of all requests of a server. `run` runs work in the thread for long work."""
+
+    def __init__(self, limits: ImageLimits, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        self._limits = limits
+        self._run = run
+        self._processor: Processor | None = None
+        self._fetcher = Fetcher(limits.image_hosts)
+        self._downloads = ThreadPoolExecutor(MAX_DOWNLOADS, "images")  # its threads start on first use
+        self._kept: OrderedDict[bytes, PreparedImage] = OrderedDict()  # used by the thread only
+        self._num_bytes = 0
+
+    async def see(self, given: Sequence[GivenImage], model_dir: str | None) -> Seen:
+        """Prepare the images of one prompt. Raises `ApiError` 400."""
+        limits = self._limits
+        if len(given) > limits.max_images:
+            reason = f"a request has at most {limits.max_images} images (--max-images)"
+            raise _refused(given[limits.max_images], f"{reason}, this one has {len(given)}")
+        if self._processor is None:
+            self._processor = await self._run(partial(self._read, model_dir))
+        processor = self._processor
+        prepared = []
+        for one in given:
+            data = await self._fetched(one)
+            prepared.append(await self._run(partial(self._prepare, one, data, processor)))
+        return Seen(prepared, processor.marker_id, Images(processor.family.rewrite))
+
+    def _read(self, model_dir: str | None) -> Processor:
+        try:
+            found = (
+                None
+                if model_dir is None
+                else images.read_processor(Path(model_dir), max_tokens=self._limits.max_image_tokens)
+            )
+        except ConfigError as error:
+            raise wrong("model", str(error), "unsupported_value") from error
+        if found is None:
+            raise wrong("model", "its folder describes no image processor that is known", "unsupported_value")
+        return found
+
+    async def _fetched(self, one: GivenImage) -> bytes | None:
+        """Return the bytes of a URL on another server; `None` if the value itself has the image."""
+        value, detail = one.value, one.detail
+        if not isinstance(value, str) or not value:
+            _refuse(one, "must be a data URL or base64: there are no stored files")
+        if detail not in _DETAILS:
+            raise _refused(GivenImage(f"{one.place}.detail", detail), "must be low, high or auto")
+        scheme = _SCHEME.match(value[:64])
+        if scheme is None or scheme[1].lower() == "data":
+            return None
+        if scheme[1].lower() not in ("http", "https"):
+            _refuse(one, f"{scheme[1].lower()}: is not read: send a data URL or base64")
+        if not self._limits.image_hosts:
+            _refuse(one, "URLs are not fetched: send a data URL, or start the server with --image-hosts")
+        fetch = partial(self._fetcher.fetch, value, self._bounds)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._downloads, fetch)
+        except ImageError as error:
+            raise _refused(one, str(error)) from error
+
+    @property
+    def _bounds(self) -> Bounds:
+        return Bounds(max_pixels=self._limits.max_image_pixels)
+
+    def _prepare(self, one: GivenImage, data: bytes | None, processor: Processor) -> PreparedImage:
+        """Decode, resize and cut an image, unless it is kept. Raises `ApiError` 400."""
+        max_tokens = LOW_DETAIL_TOKENS if one.detail == "low" else None
+        try:
+            data = _decoded(one.value) if data is None else data
+            key = hashlib.blake2b(data, digest_size=32, key=str(max_tokens).encode()).digest()
+            if (found := self._kept.get(key)) is None:
+                found = self._kept[key] = processor.prepare(data, bounds=self._bounds, max_tokens=max_tokens)
+                self._num_bytes += len(found.pixels)
+        except ImageError as error:
+            raise _refused(one, str(error)) from error
+        self._kept.move_to_end(key)
+        while self._num_bytes > KEPT_BYTES:
+            self._num_bytes -= len(self._kept.popitem(last=False)[1].pixels)
+        return found
+
+
+def _decoded(text: str) -> bytes:
+    """Return the bytes of a data URL or of base64. Raises `ImageError`."""
+    head = _DATA.match(text[:128])
+    if head is None and _SCHEME.match(text[:64]):
+        raise ImageError("must be like data:image/png;base64,...")
+    start = 0 if head is None else head.end()
+    try:
+        pieces = (text[at : at + SLICE] for at in range(start, len(text), SLICE))
+        return b"".join(binascii.a2b_base64(piece, strict_mode=True) for piece in pieces)
+    except ValueError as error:
+        raise ImageError(f"is no valid base64: {error}") from error
+
+
+def _refuse(one: GivenImage, reason: str) -> NoReturn:
+    raise _refused(one, reason)
+
+
+def _refused(one: GivenImage, reason: str) -> ApiError:
+    return WrittenError.of(ParamError(one.place, one.value, reason, "invalid_image"))
