@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -61,6 +62,13 @@ def test_aliases_have_the_same_values() -> None:
         pairs = zip(families[f"minisgl:{ours}"].samples, aliases[f"vllm:{alias}"].samples, strict=True)
         assert all(a.value == b.value and a.labels.get("le") == b.labels.get("le") for a, b in pairs)
     assert "vllm:" not in Metrics(lambda: stats, lambda: None, lambda: True).render().decode()
+
+
+def test_images_have_families() -> None:
+    stats = msgspec.structs.replace(_stats(), num_tower_runs_total=3, num_tower_hits_total=2, image_bytes=7)
+    shown = Metrics(lambda: stats, lambda: None, lambda: True).render().decode()
+    for line in ("computed_total 3.0", "hits_total 2.0", "bytes 7.0"):
+        assert f"\nminisgl:image_embeddings_{line}\n" in shown
 
 
 def test_the_snapshot_is_plain_json() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +105,23 @@ class Stores(Protocol):
 
     def adapter_digest(self, number: int) -> bytes:
         """Return the digest of the weights of the loaded adapter `number`: equal digests give equal results."""
+
+
+class ImageCounts(NamedTuple):
+    """Counters of one engine's images, and what it holds now."""
+
+    num_runs: int = 0  # images that the vision tower computed
+    num_hits: int = 0  # images whose features were held
+    num_images: int = 0
+    num_bytes: int = 0  # bytes of their features
+
+
+@runtime_checkable
+class Sees(Protocol):
+    """An engine that may have a vision tower (`EngineInfo.sees`)."""
+
+    def image_counts(self) -> ImageCounts:
+        """Return the counters after the last step. Does not wait for the step in progress."""
 
 
 @runtime_checkable

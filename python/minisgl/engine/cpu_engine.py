@@ -12,7 +12,6 @@ import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ from minisgl.engine.api import (
     Embedding,
     EngineInfo,
     EngineStepError,
+    ImageCounts,
     PromptLogprobs,
     SlotAssignment,
     StepHandle,
@@ -40,16 +40,6 @@ from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 
 _log = logging.getLogger("minisgl.engine")
 FLUSH_S = 2.0  # at close: time limit in seconds for pending writes to disk
-
-
-class ImageCounts(NamedTuple):
-    """Counts since the start: images that the tower has computed, and images whose features were found. `num_images`
-    and `num_bytes` are of the features that are held now."""
-
-    num_runs: int
-    num_hits: int
-    num_images: int
-    num_bytes: int
 
 
 class CpuEngine:
@@ -70,6 +60,7 @@ class CpuEngine:
         self._store = store
         self._keeper = keeper
         self._troubles: set[str] = set()  # disk errors that were logged already
+        self._image_counts = ImageCounts()  # after the last step
         self._digests: dict[int, bytes] = {}  # by adapter id
         if store is not None:
             rust.keep(store)
@@ -105,10 +96,8 @@ class CpuEngine:
             _log.warning("--cache-dir: a page could not be written or read: %s", why)
         return StoreCounts(*self._store.counts())
 
-    def image_counts(self) -> ImageCounts | None:
-        """Return the counts of images, None for a model that does not see."""
-        counts = self._rust.image_counts()
-        return None if counts is None else ImageCounts(*counts)
+    def image_counts(self) -> ImageCounts:
+        return self._image_counts
 
     def adapter_digest(self, number: int) -> bytes:
         return self._digests[number]
@@ -171,6 +160,8 @@ class CpuEngine:
             )
         except RuntimeError as error:
             raise EngineStepError(str(error)) from error
+        if (counts := self._rust.image_counts()) is not None:  # asking later would wait for the step in progress
+            self._image_counts = ImageCounts(*counts)
         prompted = [PromptLogprobs(*scored) for scored in prompts]
         embeddings = [Embedding(req_id, np.frombuffer(numbers, np.float32)) for req_id, numbers in embedded]
         return StepResult(sampled, _step_logprobs(logprobs), prompted, failures, embeddings)

@@ -84,6 +84,7 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
         ("checkpoints", "slots in use for snapshots of recurrent states", stats.num_checkpoints),
         ("cache_prefixes", "prefixes that clients have stored", len(stats.prefixes)),
         ("store_bytes", "bytes in the page store, --cache-dir", stats.store_bytes),
+        ("image_embeddings_bytes", "bytes of image embeddings in the cache", stats.image_bytes),
         (
             "kv_usage_ratio",
             "fraction of pages in use by requests",
@@ -113,6 +114,8 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
         ("store_damaged_pages", "damaged pages removed from the page store", stats.num_store_damaged_total),
         ("store_written_states", "recurrent states written to the page store", stats.num_store_written_states_total),
         ("store_loaded_states", "recurrent states read from the page store", stats.num_store_loaded_states_total),
+        ("image_embeddings_computed", "images that the vision tower computed", stats.num_tower_runs_total),
+        ("image_embeddings_hits", "images whose embeddings were in the cache", stats.num_tower_hits_total),
         ("retractions", "requests sent back to the queue for lack of pages", stats.num_retracted_total),
         ("control_plane_calls", "calls of the scheduler", stats.num_control_plane_calls_total),
         ("control_plane_failovers", "times that the scheduler failed and was replaced", stats.num_failovers_total),

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from minisgl.config import ConfigError
-from minisgl.engine.api import Engine, EngineInfo, Stores
+from minisgl.engine.api import Engine, EngineInfo, Sees, Stores
 from minisgl.message import (
     SHADOW_RESULTS,
     EngineReady,
@@ -240,7 +240,7 @@ def _stats(loop: StepLoop, chosen: ChosenScheduler, engine: Engine) -> EngineSta
         resident_bytes=resident_bytes(),
         meters=timers.meters.readings(),
         ranks=tuple(usage()),
-        **{**of_scheduler, **of_admitted, **_store_counts(engine), **_shadow_counts(chosen)},
+        **{**of_scheduler, **of_admitted, **_store_counts(engine), **_image_counts(engine), **_shadow_counts(chosen)},
         prefixes=loop.prefixes.states(),
     )
 
@@ -263,6 +263,17 @@ def _store_counts(engine: Engine) -> dict[str, int]:
         "num_store_damaged_total": counts.num_damaged,
         "num_store_written_states_total": counts.num_written_states,
         "num_store_loaded_states_total": counts.num_loaded_states,
+    }
+
+
+def _image_counts(engine: Engine) -> dict[str, int]:
+    if not isinstance(engine, Sees):
+        return {}
+    counts = engine.image_counts()
+    return {
+        "num_tower_runs_total": counts.num_runs,
+        "num_tower_hits_total": counts.num_hits,
+        "image_bytes": counts.num_bytes,
     }
 
 
