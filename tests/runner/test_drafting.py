@@ -14,6 +14,7 @@ from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.echo import EOS_ID, VOCAB_SIZE, EchoEngine, EchoModel
 from minisgl.message import AbortRequest, AddRequest
+from minisgl.prompt_image import virtual_ids
 from minisgl.runner.drafting import (
     CHUNK,
     NUM_NEW,
@@ -125,6 +126,8 @@ def test_sequences_and_ids_outside_a_vocabulary_get_no_drafts() -> None:
     small = Small(vocab_size=110)
     assert small.propose([ask(text(896), 5)]) == [] and not small.computed
     assert small.propose([ask([*text(9), VOCAB_SIZE])]) == [] and not small.computed, "the large one has more ids"
+    images = [*text(9), *virtual_ids(b"of an image", 4).tolist(), *text(9)]
+    assert small.propose([ask(images)]) == [] and not small.computed
     prompt = next(one for one in map(text, range(9, 99)) if goes_on(one)[0] < 110 <= goes_on(one)[1])
     assert small.propose([ask(prompt)]) == [Draft(1, len(prompt), goes_on(prompt)[:1])]
 

@@ -145,6 +145,7 @@ class DraftModel:
         self.engine.close()
 
     def _fits(self, request: DraftRequest) -> bool:
+        """Return true if the draft model can compute the sequence. It cannot with images, whose ids are virtual."""
         fits = len(request.tokens) + request.count <= self.control_plane.buffers.limits.max_seq_len
         return fits and int(request.tokens.max()) < self.engine.info.vocab_size
 
