@@ -33,6 +33,7 @@ from minisgl.message import (
     ToEngine,
 )
 from minisgl.message.codec import decode_said, encode, framed
+from minisgl.prompt_image import PromptImage
 from minisgl.runner.several import EVERY_POOL
 from tests.helpers.e2e import until
 from tests.helpers.hub import add, streams
@@ -262,6 +263,22 @@ def test_a_front_end_that_stalls_while_others_continue_is_disconnected(scripted:
         other.socket.shutdown(socket.SHUT_RDWR)
         reader.join(WAIT_S)
         assert line == "test was disconnected: it does not read its messages; 2048 of its requests are aborted"
+
+
+def test_images_reach_each_engine_and_the_next_after_a_loss(scripted: Scripted) -> None:
+    """48 MiB of pixels, the most that a request has by default."""
+    scripted.start()
+    images = tuple(PromptImage(bytes([i]) * 32, 1024 * i, 1024, (64, 64), bytes([i]) * (3 << 20)) for i in range(16))
+    with scripted.peer() as peer:
+        peer.next(EngineReady)
+        peer.send(*(msgspec.structs.replace(add(i, range(3), 5), images=images) for i in range(2)))
+        (first,), (second,) = scripted.requests(0, 1), scripted.requests(1, 1)
+        assert first.images == second.images == images
+        scripted.engines[0].send_messages([tokens([first.req_id])])
+        peer.next(StepTokens)
+        scripted.engines[0].close()
+        (moved,) = scripted.requests(1, 1)
+        assert moved.num_generated == 1 and moved.images == images
 
 
 def test_shutdown_and_clear_cache_reach_every_engine(scripted: Scripted) -> None:
