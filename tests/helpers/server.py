@@ -82,7 +82,7 @@ T = TypeVar("T")
 class Frontend:
     """Front end under test; use `frontend()`. `defaults`: the model's sampling defaults. `front_end`: the owner of the
     port. `num_engines`: the engine acts as a pool of this size. `vocab_size`: the model's, if not the tokenizer's.
-    `engine`: its name; `cpu` supports embeddings."""
+    `engine`: its name; `cpu` supports embeddings. `sees`: it accepts images, as `model_dir` describes them."""
 
     def __init__(
         self,
@@ -99,12 +99,19 @@ class Frontend:
         vocab_size: int | None = None,
         engine: str = READY.engine,
         model_dir: str | None = None,
+        sees: bool = False,
     ) -> None:
         self._tokenizer = tokenizer or Tokenizer.echo()
         if vocab_size is None:
             vocab_size = VOCAB_SIZE if tokenizer is None else tokenizer.num_ids
         self._engine_ready = msgspec.structs.replace(
-            READY, max_seq_len=max_seq_len, vocab_size=vocab_size, engine=engine, device="cpu", model_dir=model_dir
+            READY,
+            max_seq_len=max_seq_len,
+            vocab_size=vocab_size,
+            engine=engine,
+            device="cpu",
+            model_dir=model_dir,
+            sees=sees,
         )
         self._config = msgspec.structs.replace(config, silence=PATIENT) if config.silence == Silence() else config
         self._num_engines = num_engines

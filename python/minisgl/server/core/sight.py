@@ -67,7 +67,7 @@ def _given(part: Picture, place: str) -> GivenImage:
     if isinstance(value, dict) and "url" in value:
         value, detail = value["url"], value.get("detail", detail)
     written = given.get("place")
-    return GivenImage(written if isinstance(written, Place) else place, value, detail)
+    return GivenImage(str(written) if isinstance(written, Place) else place, value, detail)
 
 
 @dataclass(slots=True, eq=False)
