@@ -25,25 +25,30 @@ PARTS = (
 TEMPLATE = (
     "{% if tools %}<tools>{% endif %}{% for message in messages %}<{{ message.role }}>"
     "{% if message.content is string %}{{ message.content }}{% else %}" + PARTS + "{% endif %}"
-    "{% for call in message.tool_calls or [] %}[{{ call.function.name }}{{ call.function.arguments }}]{% endfor %}</{{ message.role }}>\n"
+    "{% for call in message.tool_calls or [] %}[{{ call.function.name }}{{ call.function.arguments }}]{% endfor %}"
+    "</{{ message.role }}>\n"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 MAX_SEQ_LEN = 4096
 
 
-def seeing_tokenizer(template: str = TEMPLATE) -> Tokenizer:
-    """Return the echo tokenizer with the tokens of images."""
+def seeing_json() -> str:
+    """Return the echo tokenizer with the tokens of images, as the text of a tokenizer.json."""
     tokenizer = json.loads(echo_json())
     like = tokenizer["added_tokens"][-1]
     tokenizer["added_tokens"] += [like | {"id": START_ID + i, "content": one} for i, one in enumerate(TOKENS)]
-    return Tokenizer.from_json(json.dumps(tokenizer), {}, {"default": template})
+    return json.dumps(tokenizer)
+
+
+def seeing_tokenizer(template: str = TEMPLATE) -> Tokenizer:
+    return Tokenizer.from_json(seeing_json(), {}, {"default": template})
 
 
 def seeing_folder(folder: Path) -> Path:
     """Write the files of an image processor, whose images have 8 x 8 pixels a token."""
-    processor = QWEN3 | {"patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 1 << 20}}
-    vision = QWEN3_MODEL["vision_config"] | {"patch_size": 4}
-    return model_folder(folder, processor, QWEN3_MODEL | {"image_token_id": PAD_ID, "vision_config": vision})
+    processor: dict[str, Any] = {**QWEN3, "patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 1 << 20}}
+    vision = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    return model_folder(folder, processor, {**QWEN3_MODEL, "image_token_id": PAD_ID, "vision_config": vision})
 
 
 @contextmanager
@@ -67,8 +72,8 @@ def data_url(data: bytes) -> str:
     return f"data:image/png;base64,{in_base64(data)}"
 
 
-def prepared(folder: Path, data: bytes, **limits: int) -> PreparedImage:
+def prepared(folder: Path, data: bytes, max_tokens: int | None = None) -> PreparedImage:
     """Return what the server should make of an image."""
     processor = read_processor(folder, max_tokens=1024)
     assert processor is not None
-    return processor.prepare(data, **limits)
+    return processor.prepare(data, max_tokens=max_tokens)

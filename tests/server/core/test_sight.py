@@ -1,4 +1,4 @@
-"""Images in the bodies of all APIs, for a model that sees: the same image is the same prompt, whichever API it came by."""
+"""Images in the bodies of all APIs, for a model that sees: one image is one prompt, whichever API it came by."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def sent(http: httpx.Client, server: Frontend, path: str, body: dict[str, Any], 
     return server.engine.requests(marker)[before]
 
 
-def check(request: AddRequest, folder: Path, *files: bytes, **limits: int) -> None:
+def check(request: AddRequest, folder: Path, *files: bytes, max_tokens: int | None = None) -> None:
     """Check that a request has the virtual ids and the patches of these images, in order, each between its markers."""
     ids = np.array(prompt_ids(request))
     assert len(request.images) == len(files)
     for image, data in zip(request.images, files, strict=True):
-        want = prepared(folder, data, **limits)
+        want = prepared(folder, data, max_tokens)
         assert (image.digest, image.grid, image.pixels) == (want.digest, want.grid, want.pixels)
         end = image.start + image.num_tokens
         assert ids[image.start - 1] == START_ID and ids[end] == END_ID
