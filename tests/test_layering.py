@@ -144,9 +144,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "extension",
         "_rust",
     },
+    "llm_prompts": {"config", "engine.api", "images", "prompt_image", "sampling_params", "step", "tokenizer"},
     "llm": {
-        "images",
-        "prompt_image",
+        "llm_prompts",
         "engine.api",  # what gives pages away
         "utils",
         "grammar",
@@ -189,6 +189,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.doctor": {
         "scheduler",
         "engine",
+        "models",
         "weights",
         "attention",
         "server",

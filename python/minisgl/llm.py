@@ -9,7 +9,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,13 @@ import msgspec
 import numpy as np
 
 from minisgl import envs
-from minisgl.config import ENGINE_SETTINGS, ConfigError, EngineConfig, with_source
+from minisgl.config import ENGINE_SETTINGS, ConfigError, EngineConfig, ImageLimits, check_ranges, with_source
 from minisgl.engine.api import Exports
 from minisgl.frontend.engine_client import InProcessClient
 from minisgl.frontend.generation_config import read_defaults
 from minisgl.frontend.output_processor import RequestState, Subscriber, with_bad_words
 from minisgl.frontend.prefixes import Prefix
+from minisgl.llm_prompts import Encoded, Message, Prompt, PromptEncoder
 from minisgl.metrics.steps import step_timers
 from minisgl.runner.build import build_compiler, build_control_plane, build_engines, build_step_time
 from minisgl.runner.intake import Beside, LoopSettings
@@ -39,8 +40,7 @@ from minisgl.utils.progress import Display
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-Prompt = str | Sequence[int]
-Message = dict[str, Any]
+IMAGE_LIMITS = ("max_image_tokens", "max_image_pixels")
 LEVELS = ("error", "warning", "info", "debug")
 
 
@@ -89,8 +89,9 @@ class LLM:
     """A model that is loaded into this process: from a local folder, a GGUF file, `smollm2`, or a hub id.
 
     `settings` are the fields of `EngineConfig` and `DebugConfig` in config.py, or mini-sglang's names
-    (utils/spellings.py). With `log_level="debug"` each step is logged to standard error; `describe_token` then formats
-    the id of each sampled token. Usable as a context manager; `close` frees the engine.
+    (utils/spellings.py), or `max_image_tokens` and `max_image_pixels`, limits of an image. With `log_level="debug"`
+    each step is logged to standard error; `describe_token` then formats the id of each sampled token. Usable as a
+    context manager; `close` frees the engine.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class LLM:
             defaults["cpu_backend"] = backend
             names |= {} if "cpu_backend" in settings else {"cpu_backend": f"{envs.CPU_BACKEND}="}
         settings = spellings.settings(settings if model is None else {"model": model, **settings})
+        limits = {name: settings.pop(name) for name in IMAGE_LIMITS if name in settings}
         if unknown := sorted(settings.keys() - set(ENGINE_SETTINGS)):
             raise TypeError(f"LLM: unknown settings {', '.join(unknown)}")
         if "model" not in settings:
@@ -110,6 +112,7 @@ class LLM:
         # msgspec checks the types of all settings
         try:
             self.config = EngineConfig.of({**defaults, **settings})
+            check_ranges(images := msgspec.convert(limits, ImageLimits))
         except ConfigError as error:
             raise ConfigError(with_source(str(error), names)) from error
         if self._shows("warning"):
@@ -136,6 +139,7 @@ class LLM:
             self.load_lora(name, folder)
         self.engine_info = info
         self.tokenizer = early.take(info.model_dir, _say)
+        self._prompts = PromptEncoder(info, self.tokenizer, images)
         self.default_params = SamplingParams(
             **read_defaults(info.model_dir, self.config.generation_config, self.config.model)
         )
@@ -155,25 +159,33 @@ class LLM:
         progress: bool = True,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
-        """Complete each prompt (text or token ids) and return the outputs in order. `params` is one for all prompts or
-        one each; None is `default_params`. `lora` is the name of a loaded adapter for all prompts, or a name or None
-        for each. `on_text(output, text)` is called with each new piece of text.
+        """Complete each prompt and return the outputs in order. A prompt is a text, token ids, or
+        `{"prompt": text, "images": [...]}`; an image is a path, bytes, a data URL or a PIL image. `params` is one for
+        all prompts or one each; None is `default_params`. `lora` is the name of a loaded adapter for all prompts, or a
+        name or None for each. `on_text(output, text)` is called with each new piece of text.
         Raises `ParamError` for a bad prompt or parameter before anything is computed."""
-        batch: list[Prompt] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
+        batch: list[Prompt] = [prompts] if _is_one(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
+        self._check_kind()
+        return self._generate([*map(self._prompts.encode, batch)], params, lora, progress, on_text)
+
+    def _generate(
+        self,
+        batch: Sequence[Encoded],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        lora: str | Sequence[str | None] | None,
+        progress: bool,
+        on_text: OnText | None,
+    ) -> list[RequestOutput]:
         each = [params or self.default_params] * len(batch) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(batch):
             raise ParamError("params", len(each), f"must be one for all, or one for each of the {len(batch)} prompts")
         names = [lora] * len(batch) if lora is None or isinstance(lora, str) else list(lora)
         if len(names) != len(batch):
             raise ParamError("lora", len(names), f"must be one for all, or one for each of the {len(batch)} prompts")
-        prepared = [
-            (self._encode(prompt), self._prepared(self._adapted(one, name)))
-            for prompt, one, name in zip(batch, each, names, strict=True)
-        ]
-        for ids, one in prepared:
-            self._check_fits(ids, one)
-        texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
-        requests = [self._submit(text, ids, one) for text, (ids, one) in zip(texts, prepared, strict=True)]
+        prepared = [self._prepared(self._adapted(one, name)) for one, name in zip(each, names, strict=True)]
+        for prompt, one in zip(batch, prepared, strict=True):
+            self._check_fits(prompt, one)
+        requests = [self._submit(prompt, one) for prompt, one in zip(batch, prepared, strict=True)]
         self._run(progress, on_text)
         return requests
 
@@ -186,11 +198,12 @@ class LLM:
         progress: bool = True,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
-        """Answer conversations, rendered with the model's chat template. Parameters are those of `generate`."""
+        """Answer conversations, rendered with the model's chat template. Parameters are those of `generate`. Content
+        parts of the type `image` (a path, bytes, a data URL or a PIL image, as `image`) and `image_url` are images."""
         chats = [messages] if messages and isinstance(messages[0], dict) else messages
-        rendered = [self.tokenizer.apply_chat_template(list(chat)) for chat in chats]  # type: ignore[arg-type]
-        prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in rendered]
-        return self.generate([p.tolist() for p in prompts], params, lora=lora, progress=progress, on_text=on_text)
+        self._check_kind()
+        prompts = [self._prompts.encode_chat(chat) for chat in chats]  # type: ignore[arg-type]
+        return self._generate(prompts, params, lora, progress, on_text)
 
     def load_lora(self, name: str, folder: str) -> None:
         """Load a LoRA adapter, a folder as peft saves it, under `name` for calls with `lora=name`. Raises `ParamError`
@@ -228,13 +241,17 @@ class LLM:
         return len(ids) // self._engine.info.page_size * self._engine.info.page_size
 
     def _prefix_ids(self, prefix: Prompt | Sequence[Message]) -> Int32Array:
-        if isinstance(prefix, str) or not prefix or not isinstance(prefix[0], dict):
-            return self._encode(prefix)  # type: ignore[arg-type]
-        text = self.tokenizer.apply_chat_template(list(prefix), add_generation_prompt=False)  # type: ignore[arg-type]
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        self._check_kind()
+        if _is_one(prefix) or not prefix:
+            found = self._prompts.encode(prefix)  # type: ignore[arg-type]
+        else:
+            found = self._prompts.encode_chat(prefix, add_generation_prompt=False)  # type: ignore[arg-type]
+        if found.images:
+            raise ParamError("prefix", len(found.images), "must have no images: their pages are cached by use alone")
+        self._check_fits(found, self.default_params)
+        return found.ids
 
     def _insert(self, ids: Int32Array, *, pin: bool) -> Prefix:
-        self._check_fits(ids, self.default_params)
         book = self._client.prefixes
         prefix = book.insert(ids, pin=pin)
         while not book.is_settled(prefix):
@@ -281,11 +298,6 @@ class LLM:
     def _shows(self, level: str) -> bool:
         return LEVELS.index(level) <= LEVELS.index(self.config.log_level)
 
-    def _encode(self, prompt: Prompt) -> Int32Array:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        return np.asarray(prompt, np.int32)
-
     def _prepared(self, params: SamplingParams) -> SamplingParams:
         """Check `params` and return them with `bad_words` as token ids, for the engine. Raises `ParamError`."""
         return with_bad_words(params.check(), self.tokenizer, self._engine.info.vocab_size)
@@ -297,26 +309,35 @@ class LLM:
             raise ParamError("lora", name, "is not loaded: load it first, with load_lora")
         return msgspec.structs.replace(params, adapter=number)
 
-    def _check_fits(self, ids: Int32Array, params: SamplingParams) -> None:
-        limit = self._control_plane.buffers.limits.max_seq_len
-        vocab_size = self._engine.info.vocab_size
+    def _check_kind(self) -> None:
         if self._engine.info.kind != "decoder":
             raise ParamError("model", self._engine.info.kind, "returns embeddings and no text: use minisgl serve")
+
+    def _check_fits(self, prompt: Encoded, params: SamplingParams) -> None:
+        limit = self._control_plane.buffers.limits.max_seq_len
+        vocab_size, ids = self._engine.info.vocab_size, prompt.ids
         if not len(ids):
             raise ParamError("prompt", "", "must have at least one token")
         if len(ids) >= limit:
             raise ParamError("prompt", len(ids), f"must have at most {limit - 1} tokens")
-        if ids.min() < 0 or ids.max() >= vocab_size:
-            raise ParamError("prompt", int(ids.max()), f"token ids must be between 0 and {vocab_size - 1}")
+        if prompt.images and params.prompt_logprobs is not None:
+            raise ParamError("prompt_logprobs", params.prompt_logprobs, "cannot be used with images")
         if bad := params.beyond(vocab_size):
             raise ParamError(*bad, f"token ids must be below {vocab_size}")
 
-    def _submit(self, text: str | None, ids: Int32Array, params: SamplingParams) -> RequestOutput:
-        output = RequestOutput(text, ids.tolist(), [])
+    def _submit(self, prompt: Encoded, params: SamplingParams) -> RequestOutput:
+        output = RequestOutput(prompt.text, prompt.shown, [])
         states: list[RequestState] = []
         subscriber = Subscriber(partial(self._update, output, states))
         max_seq_len = self._control_plane.buffers.limits.max_seq_len
-        states += self._client.submit([ids], params, self.tokenizer, max_seq_len, subscriber)
+        states += self._client.submit(
+            [prompt.ids],
+            params,
+            self.tokenizer,
+            max_seq_len,
+            subscriber,
+            images=[prompt.images] if prompt.images else (),
+        )
         output.outputs += [Completion(state.index, token_ids=state.token_ids) for state in states]
         return output
 
@@ -404,5 +425,6 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _is_ids(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return len(prompts) > 0 and isinstance(prompts[0], (int, np.integer))
+def _is_one(prompts: Prompt | Sequence[Prompt] | Sequence[Message]) -> bool:
+    """Return whether it is one prompt: a text, a mapping or token ids."""
+    return isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer))
