@@ -20,6 +20,7 @@ from minisgl.extension import HOW_TO_BUILD
 from minisgl.tokenizer.echo import echo_json
 from minisgl.utils.installed import how_to_get
 from tests.helpers.chat_templates import FORGETS
+from tests.helpers.vision_chat import talking
 
 PACKAGE = Path(doctor.__file__).parents[1]
 
@@ -169,11 +170,32 @@ def test_doctor_with_a_model_names_the_variable_that_keeps_reasoning(
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "chat_template.jinja").write_text(FORGETS.replace("FORGETS", "not keeps"))
     doctor.main(["--json", "--model", str(tmp_path)])
-    [said] = [one for one in json.loads(capsys.readouterr().out) if one["section"] == "model"]
+    said, images = [one for one in json.loads(capsys.readouterr().out) if one["section"] == "model"]
+    assert images["name"] == "images" and images["ok"] is None and "config.json" in images["detail"]
     assert said["ok"] and "shows 0 of 3" in said["detail"] and '{"keeps": true}' in said["detail"]
     doctor.main(["--json", "--model", str(tmp_path / "nowhere")])
-    [said] = [one for one in json.loads(capsys.readouterr().out) if one["section"] == "model"]
-    assert said["ok"] is False and "nowhere" in said["detail"]
+    for said in [one for one in json.loads(capsys.readouterr().out) if one["section"] == "model"]:
+        assert said["ok"] is False and "nowhere" in said["detail"]
+
+
+def test_doctor_with_a_model_says_whether_it_sees(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = talking(tmp_path)
+
+    def said() -> tuple[bool | None, str]:
+        doctor.main(["--json", "--model", str(folder)])
+        found = {(one["section"], one["name"]): one for one in json.loads(capsys.readouterr().out)}
+        return found["model", "images"]["ok"], found["model", "images"]["detail"]
+
+    assert said() == (True, "the vision tower has 3 layers")
+    with monkeypatch.context() as patch:
+        patch.setattr("minisgl.engine.sight.missing", lambda *names: ["PIL"])
+        patch.setattr("minisgl.cli.doctor.missing", lambda *names: ["PIL"])
+        assert said() == (None, f"refused: Pillow is not installed: {how_to_get('images')}")
+    (folder / "preprocessor_config.json").unlink()
+    ok, reason = said()
+    assert ok is None and "text only: the vision part is not loaded: preprocessor_config.json is missing" in reason
 
 
 # --- the extension itself ---

@@ -272,7 +272,7 @@ def test_text_model_of_a_vision_model_is_loaded(which: str, tied: bool, original
     folder = save(reference, tmp_path, original_names=original_names)
     said: list[str] = []
     assert_alike(load(folder, said, kv_dtype="f32"), reference)
-    assert "text only: the vision part is not loaded" in said
+    assert any(line.startswith("text only: the vision part is not loaded: ") for line in said)
 
 
 def test_quantized_text_model_of_a_vision_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +319,7 @@ def test_vision_tensors_of_a_gguf_file_are_left_out(tmp_path: Path, monkeypatch:
     )
     said: list[str] = []
     assert_alike(load(file, said, kv_dtype="f32"), reference)
-    assert "text only: the vision part is not loaded" in said
+    assert any(line.startswith("text only: the vision part is not loaded: ") for line in said)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in _rust.GGUF_TYPES if kind != "Q2_0"])  # which gguf-py cannot write

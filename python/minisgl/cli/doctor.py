@@ -19,7 +19,7 @@ from pathlib import Path
 
 from minisgl import envs
 from minisgl.cli.parser import Parser
-from minisgl.config import EngineConfig
+from minisgl.config import ConfigError, EngineConfig
 from minisgl.extension import NAME, NEEDS, WITHOUT, ExtensionMissing, _rust, why_missing
 from minisgl.utils import older_variables
 from minisgl.utils.installed import EXTRA_OF, TORCH_ENGINE, how_to_get, missing, version_of
@@ -51,6 +51,7 @@ OF_EXTRAS = {
     "pyzmq": "zmq",
     "flashinfer-python": "flashinfer",
     "llguidance": "llguidance",
+    "pillow": "PIL",
 }
 OPTIONAL_PACKAGES = ("flash-attn", "triton")
 
@@ -243,13 +244,17 @@ def _environment() -> list[Finding]:
     ]
 
 
+def _silent(text: str, done: int = 0, total: int = 0) -> None:
+    """Report no progress."""
+
+
 def _chat_template(model: str) -> str:
     """Return whether the model's chat template keeps earlier reasoning, so that the prefix cache serves an agent's
     whole session. Raises `_NotHere` if the model has no reasoning."""
     from minisgl.tokenizer import Tokenizer
     from minisgl.weights.sources import find_tokenizer
 
-    kept = Tokenizer.load(find_tokenizer(model, lambda text, done=0, total=0: None)).kept_thoughts()
+    kept = Tokenizer.load(find_tokenizer(model, _silent)).kept_thoughts()
     if kept is None:
         raise _NotHere("none")
     if kept.shown == kept.of:
@@ -261,14 +266,35 @@ def _chat_template(model: str) -> str:
     return f'{before}; {kept.most} with "chat_template_kwargs": {json.dumps({name: value})} in requests'
 
 
+def _images(model: str) -> str:
+    """Return whether the CPU engine sees with the model. Raises `_NotHere` if it does not. The weights of a hub's model
+    are not downloaded, so it counts as complete."""
+    from minisgl.engine.sight import find_sight
+    from minisgl.models.config import load_config, read_config
+    from minisgl.weights.sources import find_model, find_tokenizer
+
+    source = find_model(model, _silent, load_format="dummy")
+    folder = find_tokenizer(model, _silent)
+    try:
+        sight = find_sight(source, folder, read_config(folder)[0], load_config(folder), dummy=not Path(model).is_dir())
+    except ConfigError as error:
+        raise _NotHere(f"text only with --engine cpu: {error}") from error
+    if sight.tower is None or missing("PIL"):
+        raise _NotHere(sight.line().removeprefix("images: ") or "a model of text")
+    return sight.line().removeprefix("images: ")
+
+
 def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="minisgl doctor", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print one JSON array")
-    parser.add_argument("--model", help="also check this model's chat template: folder, GGUF file or hub name")
+    parser.add_argument(
+        "--model", help="also check this model's chat template and whether it sees: folder, GGUF file or hub name"
+    )
     args = parser.parse_args(argv)
     findings = [*_packages(), *_extension(), *_devices(), *_backends(), *_environment()]
     if args.model is not None:
         findings.append(_try("model", "chat template", lambda: _chat_template(args.model)))
+        findings.append(_try("model", "images", lambda: _images(args.model)))
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings]))
     else:

@@ -23,11 +23,11 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.heads import NO_HEADS, Heads, read_heads
 from minisgl.engine.page_store import open_store
 from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
+from minisgl.engine.sight import find_sight
 from minisgl.extension import _rust
-from minisgl.images import read_processor
-from minisgl.models.architectures import find_architecture, is_multimodal
+from minisgl.models.architectures import find_architecture
 from minisgl.models.config import ModelConfig, computed, load_config, read_config, tensor_names
-from minisgl.models.towers import Tower, find_tower, with_images
+from minisgl.models.towers import Tower, with_images
 from minisgl.tokenizer.borrowed import text_folder
 from minisgl.utils.progress import Report, counter
 from minisgl.weights.packed_blocks import packed_weights
@@ -144,18 +144,17 @@ def _find(config: EngineConfig, say: Report) -> _LocatedModel:
     folder = source if source.is_dir() else _folder_of(source, config.tokenizer is None)
     model = load_config(folder)
     raw, dummy = read_config(folder)[0], config.load_format == "dummy"
-    processor = read_processor(folder, max_tokens=1) if source.is_dir() and model.packing is None else None
-    tower = find_tower(raw, model, folder, dummy=dummy) if processor is not None else None
-    if tower is not None:
-        model = with_images(model, raw, tower)
-    table = [] if processor is None else processor.table.ravel().tolist()
+    sight = find_sight(source, folder, raw, model, dummy=dummy)
+    if line := sight.line():
+        say(line)
+    if sight.tower is not None:
+        model = with_images(model, raw, sight.tower)
+    table = [] if sight.processor is None else sight.processor.table.ravel().tolist()
     heads = NO_HEADS if dummy else read_heads(folder, model.architecture, raw)
     kind = KINDS[heads.score is not None, model.both_ways]
-    if tower is None and (is_multimodal(model.architecture) or model.other_half):
-        say("text only: the vision part is not loaded")
     if model.left_out and kind == "decoder":
         say("one token a step: MTP layers, which predict further tokens, are not loaded")
-    return _LocatedModel(source.name, folder, source, model, heads, kind, tower, table)
+    return _LocatedModel(source.name, folder, source, model, heads, kind, sight.tower, table)
 
 
 def _sight(tower: Tower | None) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
 from minisgl.models import ModelConfig, is_native, load_config, own_name
 from minisgl.models.api import LoadedModel
+from minisgl.models.config import read_config
 from minisgl.models.decoder import Decoder, build_model
 from minisgl.tokenizer.borrowed import text_folder
 from minisgl.utils.installed import need, need_extension
@@ -248,6 +249,8 @@ def _fill(model: Decoder, folder: Path, config: EngineConfig, packing: Packing |
         if left_out:
             parts = ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in left_out}))
             say(f"text only: {len(left_out)} tensors are not loaded: {parts}")
+            if read_config(folder)[0].get("vision_config"):
+                say("images: --engine torch reads text only: --engine cpu sees with some models")
 
 
 def _num_pages(config: EngineConfig, page_size_bytes: int, context_len: int, ranks: int, device: torch.device) -> int:
