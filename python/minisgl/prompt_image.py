@@ -14,6 +14,7 @@ import numpy as np
 
 from minisgl.step import Int32Array
 
+DIGEST_BYTES = 32
 FIRST_VIRTUAL_ID = 1 << 30
 """Virtual ids are at least this and below twice this. No tokenizer has ids that large."""
 
@@ -33,7 +34,7 @@ class PromptImage(msgspec.Struct, frozen=True, array_like=True):
 def digest_of(kind: str, grid: tuple[int, int], pixels: bytes) -> bytes:
     """Return the digest of an image as a tower of this kind reads it: 32 bytes of BLAKE2b."""
     head = f"{kind} {grid[0]} {grid[1]} ".encode()
-    return hashlib.blake2b(head + pixels, digest_size=32, person=b"minisgl image").digest()
+    return hashlib.blake2b(head + pixels, digest_size=DIGEST_BYTES, person=b"minisgl image").digest()
 
 
 def virtual_ids(digest: bytes, num_tokens: int) -> Int32Array:

@@ -78,7 +78,9 @@ def find_tower(raw: Raw, model: ModelConfig, folder: Path, *, dummy: bool = Fals
     vision = raw.get("vision_config")
     if describe is None or not isinstance(vision, Mapping):
         return None
-    if not dummy and not any(is_vision_tensor(one.name) for file in weight_files(folder) for one in stored_tensors(file)):
+    if not dummy and not any(
+        is_vision_tensor(one.name) for file in weight_files(folder) for one in stored_tensors(file)
+    ):
         return None
     try:
         return describe(vision, model)
@@ -163,5 +165,7 @@ def _qwen3_vl(vision: Raw, model: ModelConfig) -> Tower:
 
 FAMILIES: dict[str, Callable[[Raw, ModelConfig], Tower]] = {
     "Qwen3VLForConditionalGeneration": _qwen3_vl,
+    "Qwen3_5ForConditionalGeneration": _qwen3_vl,
+    "Qwen3_5MoeForConditionalGeneration": _qwen3_vl,
 }
 """Architectures whose towers the CPU engine computes."""

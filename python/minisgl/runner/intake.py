@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from minisgl.config import EngineConfig
-from minisgl.engine.api import Engine, Stores
+from minisgl.engine.api import Engine, EngineInfo, Stores
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.grammar.slots import Matcher
 from minisgl.message import (
@@ -29,6 +29,7 @@ from minisgl.message import (
     ToEngine,
     Watch,
 )
+from minisgl.prompt_image import DIGEST_BYTES, FIRST_VIRTUAL_ID, virtual_ids
 from minisgl.runner.adapters import EngineAdapters
 from minisgl.runner.drafting import Proposer
 from minisgl.runner.prefixes import Prefixes
@@ -36,7 +37,7 @@ from minisgl.runner.reading import Reading
 from minisgl.runner.request_tracker import Compiling, RequestTracker, TrackedRequest, ended
 from minisgl.sampling_params import ParamError
 from minisgl.scheduler.api import AGE, ControlPlane
-from minisgl.step import Abort, Arrival, Event, Events, Finish, FinishReason
+from minisgl.step import Abort, Arrival, Event, Events, Finish, FinishReason, Int32Array
 
 OWN_NAMESPACES = 1 << 30  # namespaces of API keys start here; below are those of adapters
 Send = Callable[[Sequence[FromEngine]], None]
@@ -75,7 +76,7 @@ class Intake:
     def __init__(
         self, engine: Engine, control_plane: ControlPlane, send: Send, settings: LoopSettings, beside: Beside
     ) -> None:
-        self._vocab_size = engine.info.vocab_size
+        self._info = engine.info
         self._send = send
         self.step = 0
         self.requests = RequestTracker(judges=engine.info.kind == "judge")
@@ -116,7 +117,7 @@ class Intake:
                 self._arrive(events, self._tracked(request, matcher), control_plane)
         for message in self.adapters.intake(messages):
             match message:
-                case AddRequest() if error := _error_of(message, self._vocab_size):
+                case AddRequest() if error := _error_of(message, self._info):
                     self.refuse(message.req_id, error)
                 case AddRequest() if message.sampling.grammar is not None:
                     if error := self.compiling.add(message):
@@ -197,7 +198,7 @@ class Intake:
             own = (message.key, message.sampling.adapter)
             request.namespace = self._namespaces.setdefault(own, OWN_NAMESPACES + len(self._namespaces))
         request.space = self._store_namespace(message.sampling.adapter, self._own_cache_keys.get(message.key))
-        request.grammar = grammar
+        request.grammar, request.images = grammar, message.images
         request.number = self._num_arrivals
         self._num_arrivals += 1
         return request
@@ -218,9 +219,34 @@ class Intake:
         return replace(arrival, priority=max(arrival.priority - steps, -(2**31) + 1))
 
 
-def _error_of(message: AddRequest, vocab_size: int) -> str:
+def _error_of_images(message: AddRequest, info: EngineInfo, prompt: Int32Array) -> str:
+    """Return the reason why the images of a request are invalid, or an empty string. All virtual ids of a valid request
+    are those of its images."""
+    if not info.sees:
+        return "the model does not see"
+    if message.sampling.prompt_logprobs is not None:
+        return "prompt_logprobs are not supported with images"
+    end, num_virtual, merge = 0, 0, info.patches_per_side
+    for image in message.images:
+        (rows, columns), start, num_tokens = image.grid, image.start, image.num_tokens
+        if min(rows, columns) < 1 or rows % merge or columns % merge or rows * columns != num_tokens * merge**2:
+            return f"a grid of {rows} x {columns} patches for {num_tokens} tokens"
+        if len(image.digest) != DIGEST_BYTES or len(image.pixels) != rows * columns * info.patch_bytes:
+            return f"{len(image.pixels)} bytes of pixels, a digest of {len(image.digest)}"
+        if start < end or start + num_tokens > len(prompt):
+            return f"{num_tokens} tokens at {start} of {len(prompt)}, after {end}"
+        end = start + num_tokens
+        if not np.array_equal(prompt[start:end], virtual_ids(image.digest, num_tokens)):
+            return f"the ids at {start} are not those of the image"
+        num_virtual += num_tokens
+    if num_virtual != np.count_nonzero(np.frombuffer(message.tokens, np.int32) >= FIRST_VIRTUAL_ID):
+        return "there are virtual ids of no image"
+    return ""
+
+
+def _error_of(message: AddRequest, info: EngineInfo) -> str:
     """Return the reason why a request is invalid, or an empty string."""
-    sampling = message.sampling
+    sampling, vocab_size = message.sampling, info.vocab_size
     if sampling.max_tokens is None or sampling.seed is None:
         return "sampling: max_tokens and seed must be resolved before the engine sees them"
     try:
@@ -234,7 +260,11 @@ def _error_of(message: AddRequest, vocab_size: int) -> str:
     tokens = np.frombuffer(message.tokens, np.int32)
     if not 0 <= message.num_generated < min(len(tokens), sampling.max_tokens):
         return f"num_generated: {message.num_generated}: must leave a prompt and a token to make"
-    if tokens.min() < 0 or tokens.max() >= vocab_size:
+    if message.images:
+        if error := _error_of_images(message, info, tokens[: len(tokens) - message.num_generated]):
+            return f"images: {error}"
+        tokens = tokens[tokens < FIRST_VIRTUAL_ID]
+    if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocab_size):
         return f"tokens: ids must be at least 0 and below {vocab_size}"
     if invalid := sampling.beyond(vocab_size):
         return f"{invalid[0]}: token ids must be below {vocab_size} (got {invalid[1]})"

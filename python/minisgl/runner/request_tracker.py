@@ -22,6 +22,7 @@ from minisgl.engine.api import SlotAssignment, StepLogprobs, StepResult, StoredP
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.grammar.slots import LATE, Matcher
 from minisgl.message import AddRequest, Embedding, PromptLogprobs, StepTokens, TokenLogprobs
+from minisgl.prompt_image import PromptImage
 from minisgl.sampling_params import SCORE, SamplingParams
 from minisgl.step import (
     NOT_FINITE,
@@ -57,6 +58,7 @@ class TrackedRequest:
     number: int = 0  # number of earlier arrivals
     stored: StoredPages | None = None  # pages read from the store, until it gets a slot
     is_judged: bool = False  # scored from the last token by a causal model
+    images: tuple[PromptImage, ...] = ()  # of the prompt
 
     @property
     def no_match(self) -> bool:
@@ -96,7 +98,15 @@ class TrackedRequest:
     def assignment(self, slot: int) -> SlotAssignment:
         stored, self.stored = self.stored, None
         return SlotAssignment(
-            slot, self.req_id, self.sampling, self.tokens, self.num_prompt, self.grammar, stored, self.space
+            slot,
+            self.req_id,
+            self.sampling,
+            self.tokens,
+            self.num_prompt,
+            self.grammar,
+            stored,
+            self.space,
+            self.images,
         )
 
 

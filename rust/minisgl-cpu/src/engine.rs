@@ -492,9 +492,8 @@ impl Engine {
         let not_finite = self
             .decoder
             .forward(&mut self.pool, &mut self.memory, &self.kv, &rows, tokens)?;
-        let mut failed = self.mark_dirty(step, &starts, &not_finite);
+        let failed = self.mark_dirty(step, &starts, &not_finite);
         let blind = self.images.as_ref().map_or(&[][..], Images::failed).to_vec();
-        failed.extend(blind.iter().map(|(row, _)| *row));
         let prompts = self.prompt_logprobs(step, &starts, &failed)?;
         let mut sampled = Sampled {
             tokens: vec![-1; step.req_slots.len()],

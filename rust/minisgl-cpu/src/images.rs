@@ -1,8 +1,8 @@
 //! Images of prompts: the features that a vision tower has computed, by digest, and where images lie in the sequences.
 //!
 //! Invariants: features of an image that a slot has yet to compute stay; others are dropped when they exceed the limit,
-//! the least recently used first; a tower that fails fails the rows that need the image, and no other; a slot without
-//! images has the same positions on all axes.
+//! the least recently used first; a tower that fails fails the rows that need the image, and no other: its features are
+//! NaN, so that the row's pages cannot serve another request; a slot without images has equal positions on all axes.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -86,6 +86,8 @@ pub(crate) struct Images {
     clock: u64,
     slots: Vec<Vec<Place>>,
     counts: ImageCounts,
+    /// Features of a token whose tower has failed.
+    unknown: Vec<f32>,
     /// Rows of the current step whose tower has failed, with the reasons.
     failed: Vec<(usize, String)>,
 }
@@ -94,6 +96,7 @@ impl Images {
     /// Creates the store for `num_slots` slots. Features take up to `limit` bytes, and more only while slots need them.
     pub fn new(tower: Tower, limit: usize, num_slots: usize) -> Self {
         Self {
+            unknown: vec![f32::NAN; tower.width()],
             tower,
             limit,
             features: HashMap::new(),
@@ -216,9 +219,8 @@ impl Images {
                 let axes = [begin, begin + at / place.tokens[1], begin + at % place.tokens[1]];
                 found.axes.push(axes.map(|axis| axis as u32));
                 let features = place.features.as_deref();
-                found
-                    .features
-                    .push(features.map(|features| &features[at * width..][..width]));
+                let own = features.map_or(&self.unknown[..], |features| &features[at * width..][..width]);
+                found.features.push(Some(own));
                 next += 1;
             }
         }

@@ -129,7 +129,11 @@ impl Settings {
     /// Loads the vision tower, if there is one.
     fn tower(&self, by: (Kernels, Mode), pool: &mut Pool) -> Result<Option<Tower>> {
         let Some(tower) = &self.tower else { return Ok(None) };
-        let folder = self.tower_weights.as_deref().map(safetensors::Folder::open).transpose()?;
+        let folder = self
+            .tower_weights
+            .as_deref()
+            .map(safetensors::Folder::open)
+            .transpose()?;
         let origin = folder.map_or_else(|| self.dummy(), |folder| Origin::Files(Box::new(folder)));
         Tower::load(tower, &Tensors::new(origin, tower.names.clone()), by, pool).map(Some)
     }

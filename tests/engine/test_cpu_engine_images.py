@@ -1,0 +1,327 @@
+"""Images in the CPU engine: logits as transformers computes them, and the same bits however a prompt is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from minisgl import envs
+from minisgl.engine import cpu_loading
+from minisgl.engine.cpu_engine import CpuEngine, ImageCounts
+from minisgl.message import AddRequest, ToEngine
+from minisgl.prompt_image import FIRST_VIRTUAL_ID, PromptImage
+from minisgl.sampling_params import SamplingParams
+from minisgl.step import FinishReason, Int32Array
+from tests.conftest import CONTROL_PLANES
+from tests.helpers.engines import Collector, load
+from tests.helpers.models import LOGITS_WITHIN, save, tiny_model
+from tests.helpers.processor import cpu_flags
+from tests.helpers.vision import prompt_of, random_image, saved, seer, their_logits
+
+pytestmark = pytest.mark.any_cpu
+
+GREEDY = SamplingParams(temperature=0, seed=0, max_tokens=6, logprobs=3, ignore_eos=True)
+PROMPTS: dict[str, Sequence[int | PromptImage]] = {
+    "portrait": [5, random_image(12, 4), 7],
+    "panorama": [5, random_image(2, 30), 7],
+    "smallest, alone": [random_image(2, 2)],
+    "at the end": [9, random_image(6, 8)],
+    "several": [3, random_image(2, 2), 1, random_image(8, 4), 2, random_image(4, 16), 1, random_image(10, 10), 9],
+    "one twice": [2, random_image(4, 4), 3, random_image(4, 4), 4],
+    "text": [20],
+}
+LONG = prompt_of([6, random_image(8, 6), 4, random_image(6, 10), 5])
+
+
+@dataclass
+class Answer:
+    tokens: list[int]
+    logprobs: list[Any]
+    cached: int
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return seer()
+
+
+@pytest.fixture(scope="module")
+def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(model, tmp_path_factory.mktemp("seer"))
+
+
+@pytest.fixture(scope="module", params=CONTROL_PLANES)
+def plane(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def collector(folder: Path, **settings: Any) -> Collector:
+    engine, config = load("cpu", folder, **{"num_pages": 200, "page_size": 4, "num_threads": 1, **settings})
+    return Collector(engine, config)
+
+
+def request(req_id: int, prompt: tuple[Int32Array, tuple[PromptImage, ...]], **changes: Any) -> AddRequest:
+    ids, images = prompt
+    own = {name: changes.pop(name) for name in ("num_generated",) if name in changes}
+    sampling = msgspec.structs.replace(GREEDY, **changes)
+    return AddRequest(req_id, ids.tobytes(), sampling, images=images, **own)
+
+
+def finish(collector: Collector, requests: Sequence[ToEngine]) -> dict[int, Answer]:
+    """Return the answers of all requests, which arrive at once."""
+    collector.forget()
+    collector.loop.step(requests)
+    while not collector.loop.idle:
+        collector.loop.step([])
+        collector.plane.check()
+    ids = [one.req_id for one in requests if isinstance(one, AddRequest)]
+    return {
+        i: Answer(collector.tokens[i], collector.logprobs[i], collector.cached[i]) for i in ids if i in collector.tokens
+    }
+
+
+def counts(collector: Collector) -> ImageCounts:
+    assert isinstance(collector.engine, CpuEngine)
+    found = collector.engine.image_counts()
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def answer(folder: Path) -> Iterator[Answer]:
+    """Return the answer to `LONG` in a single chunk."""
+    one = collector(folder)
+    yield finish(one, [request(0, LONG)])[0]
+    one.close()
+
+
+@pytest.fixture(
+    params=["avx2", *(pytest.param(one, marks=pytest.mark.wide) for one in ("scalar", "avxvnni", "avx512", "amx"))]
+)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = {"scalar": "", "avx2": "avx2", "avxvnni": "avx_vnni", "avx512": "avx512_vnni", "amx": "amx_int8"}
+    if (needs := flags[request.param]) and needs not in cpu_flags():
+        pytest.skip(f"this processor has no {needs}")
+    monkeypatch.setenv("MINISGL_CPU_ISA", request.param)
+
+
+@pytest.mark.parametrize("taps", [(0, 2), (1,), ()])
+@pytest.mark.usefixtures("isa")
+def test_logits_equal_transformers_at_every_position(taps: tuple[int, ...], tmp_path: Path) -> None:
+    model = seer(taps=taps)
+    engine, _ = load("cpu", saved(model, tmp_path), num_pages=64, num_threads=2)
+    assert isinstance(engine, CpuEngine) and engine.info.sees
+    for name, parts in PROMPTS.items():
+        ids, images = prompt_of(parts)
+        ours = torch.from_numpy(np.frombuffer(engine.rust.prompt_logits(ids, images), np.float32).reshape(len(ids), -1))
+        torch.testing.assert_close(ours, their_logits(model, ids, images), rtol=0, atol=LOGITS_WITHIN, msg=name)
+    runs = len({image.digest for parts in PROMPTS.values() for image in parts if isinstance(image, PromptImage)})
+    assert (found := engine.rust.image_counts()) is not None and found[0] == runs
+    engine.close()
+
+
+def test_generated_tokens_are_those_of_transformers(model: Any, answer: Answer) -> None:
+    ids, images = LONG
+    theirs = their_logits(model, np.array([*ids, *answer.tokens], np.int32), images)[len(ids) - 1 : -1].log_softmax(-1)
+    assert theirs.argmax(-1).tolist() == answer.tokens
+    ours = [own for own, _, _ in answer.logprobs]
+    assert ours == pytest.approx(theirs.max(-1).values.tolist(), abs=LOGITS_WITHIN)
+
+
+def test_a_pixel_changes_the_answer(folder: Path, answer: Answer) -> None:
+    one = collector(folder)
+    other = finish(one, [request(0, prompt_of([6, random_image(8, 6, seed=1), 4, random_image(6, 10), 5]))])
+    assert other[0].logprobs != answer.logprobs
+    one.close()
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 17])
+def test_chunks_that_end_within_an_image_change_no_bit(folder: Path, answer: Answer, plane: str, chunk: int) -> None:
+    one = collector(folder, max_prefill_length=chunk, cpu_backend=plane)
+    found = finish(one, [request(0, LONG)])[0]
+    assert (found.tokens, found.logprobs) == (answer.tokens, answer.logprobs)
+    assert counts(one)[:2] == (2, 0), "features last until their image is computed"
+    one.close()
+
+
+def test_a_cached_image_runs_no_tower_and_changes_no_bit(folder: Path, answer: Answer, plane: str) -> None:
+    one = collector(folder, cpu_backend=plane)
+    cold, warm = (finish(one, [request(i, LONG)])[i] for i in range(2))
+    assert warm.cached >= len(LONG[0]) - 4 > LONG[1][-1].start + LONG[1][-1].num_tokens - 4
+    assert cold.logprobs == warm.logprobs == answer.logprobs
+    assert counts(one).num_runs == 2
+    # a prefix that ends within the second image: its features are found by the digest
+    within = finish(one, [request(2, prompt_of([6, LONG[1][0], 4, random_image(6, 10), 7], seed=0))])
+    assert within[2].cached > LONG[1][-1].start and counts(one).num_runs == 2
+    one.close()
+
+
+def test_other_requests_of_a_step_change_no_bit(folder: Path, answer: Answer, plane: str) -> None:
+    one = collector(folder, cpu_backend=plane)
+    prompts = [LONG, *(prompt_of(parts, seed=9) for parts in PROMPTS.values())]
+    together = finish(one, [request(i, prompt) for i, prompt in enumerate(prompts)])
+    assert together[0].logprobs == answer.logprobs
+    for i, prompt in enumerate(prompts):
+        alone = collector(folder)
+        assert finish(alone, [request(0, prompt)])[0].logprobs == together[i].logprobs
+        alone.close()
+    one.close()
+
+
+def test_retracted_requests_go_on_with_the_same_bits(folder: Path) -> None:
+    prompts = [prompt_of([3 + i, random_image(6, 4, seed=i), 4], seed=i) for i in range(8)]
+    roomy, small = collector(folder), collector(folder, num_pages=24, max_seq_len=90, cpu_backend="python")
+    small.plane.reserve_ratio = 0  # type: ignore[attr-defined]  # the estimate expects no output: rows are retracted
+    requests = [request(i, prompt, max_tokens=30) for i, prompt in enumerate(prompts)]
+    wanted, found = finish(roomy, requests), finish(small, requests)
+    assert small.plane.stats().num_retracted_total > 0
+    assert {i: one.logprobs for i, one in found.items()} == {i: one.logprobs for i, one in wanted.items()}
+    roomy.close()
+    small.close()
+
+
+def test_evicted_features_are_computed_again(folder: Path, answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", 0)
+    one = collector(folder, max_prefill_length=5, cache="naive")
+    for i in range(3):
+        assert finish(one, [request(i, LONG)])[i].logprobs == answer.logprobs
+        assert counts(one) == (2 * i + 2, 0, 0, 0), "features that a request needs stay until it has passed them"
+    one.close()
+
+
+def test_a_request_that_has_generated_elsewhere_goes_on(folder: Path, answer: Answer) -> None:
+    one = collector(folder)
+    ids = np.array([*LONG[0], *answer.tokens[:3]], np.int32)
+    rest = finish(one, [request(0, (ids, LONG[1]), num_generated=3)])[0]
+    assert (rest.tokens, rest.logprobs) == (answer.tokens[3:], answer.logprobs[3:])
+    one.close()
+
+
+def test_a_tower_that_overflows_ends_only_its_own_request(tmp_path: Path) -> None:
+    model = seer()
+    with torch.no_grad():
+        model.model.visual.merger.linear_fc2.bias[3] = float("inf")
+    one = collector(saved(model, tmp_path))
+    text = prompt_of([30])
+    alone = finish(one, [request(0, text)])[0]
+    found = finish(one, [request(1, LONG), request(2, text), request(3, LONG, max_tokens=1)])
+    assert found.keys() == {2} and found[2].logprobs == alone.logprobs
+    assert one.reasons[1] == one.reasons[3] == FinishReason.ERROR
+    assert "the vision tower's output for an image is not finite" in one.errors[1]
+    before = prompt_of([6])  # the text before the image, whose pages must not be those of the failed request
+    assert finish(one, [request(4, before)])[4].tokens and counts(one).num_images == 0
+    one.close()
+
+
+def test_drafts_with_virtual_ids_are_rejected(folder: Path) -> None:
+    """A draft copies how another sequence continued the same tokens, which may be by an image."""
+    ids, images = prompt_of([10, random_image(6, 6), 2])
+    ids[8:10] = 9
+    answers, drafted = [], []
+    for speculative in (None, "ngram:4"):
+        one = collector(folder, speculative=speculative, max_running_requests=16, cpu_backend="python")
+        launch = one.engine.launch
+
+        def watched(plan: Any, buffers: Any, assigned: Any, launch: Any = launch) -> Any:
+            decoded = buffers.ring[plan.ring_index].input_ids[: plan.num_decode_rows]
+            drafted.append(int(np.count_nonzero(decoded >= FIRST_VIRTUAL_ID)))
+            return launch(plan, buffers, assigned)
+
+        one.engine.launch = watched  # type: ignore[method-assign]
+        finish(one, [request(0, (ids, images))])
+        answers.append(finish(one, [request(1, (ids[:8], ()), allowed_token_ids=(9,), max_tokens=20)])[1].logprobs)
+        one.close()
+    assert answers[0] == answers[1] and sum(drafted) > 0
+
+
+def test_penalties_and_biases_ignore_virtual_ids(folder: Path, answer: Answer) -> None:
+    one = collector(folder)
+    params: dict[str, Any] = {
+        "repetition_penalty": 1.3,
+        "logit_bias": {5: 2.0},
+        "min_p": 0.01,
+        "bad_token_ids": ((4,),),
+    }
+    found = finish(one, [request(0, LONG, **params)])[0]
+    assert len(found.tokens) == 6 and max(found.tokens) < 131
+    one.close()
+
+
+@pytest.mark.parametrize("settings", [{"quantization": "q8"}, {"weights_cache": 1 << 30}])
+def test_converted_and_cached_weights_see(
+    folder: Path, answer: Answer, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(envs, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(cpu_loading, "MIN_CACHED_BYTES", 0)
+    found = []
+    for _ in range(2):
+        one = collector(folder, **settings)
+        found.append(finish(one, [request(0, LONG)])[0].logprobs)
+        assert counts(one).num_runs == 2
+        one.close()
+    assert found[0] == found[1]
+    assert (found[0] == answer.logprobs) == ("weights_cache" in settings)
+
+
+def test_halves_are_computed_in_float32(tmp_path: Path) -> None:
+    folder = saved(seer().bfloat16(), tmp_path)
+    model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    engine, _ = load("cpu", folder, num_pages=64)
+    assert isinstance(engine, CpuEngine)
+    ours = np.frombuffer(engine.rust.prompt_logits(*LONG), np.float32).reshape(len(LONG[0]), -1)
+    torch.testing.assert_close(torch.from_numpy(ours), their_logits(model, *LONG), rtol=0, atol=LOGITS_WITHIN)
+    engine.close()
+
+
+def _with(image: PromptImage, **changes: Any) -> tuple[Int32Array, tuple[PromptImage, ...]]:
+    return LONG[0], (msgspec.structs.replace(image, **changes), *LONG[1][1:])
+
+
+FIRST = LONG[1][0]
+DAMAGED = {
+    "rows x columns": (_with(FIRST, grid=(7, 6)), "images: a grid of 7 x 6 patches for 12 tokens"),
+    "whole blocks": (_with(FIRST, grid=(16, 3)), "images: a grid of 16 x 3 patches"),
+    "negative": (_with(FIRST, grid=(-8, -6)), "images: a grid of -8 x -6"),
+    "pixels": (_with(FIRST, pixels=FIRST.pixels[1:]), "images: 2303 bytes of pixels"),
+    "digest": (_with(FIRST, digest=b"x"), "a digest of 1"),
+    "other digest": (_with(FIRST, digest=bytes(32)), "images: the ids at 6 are not those of the image"),
+    "place": (_with(FIRST, start=5), "images: the ids at 5 are not those of the image"),
+    "before the start": (_with(FIRST, start=-1), "images: 12 tokens at -1"),
+    "beyond the end": ((LONG[0][:30], LONG[1]), "images: 15 tokens at 22 of 30, after 18"),
+    "order": ((LONG[0], LONG[1][::-1]), "images: 12 tokens at 6 of 42, after 37"),
+    "virtual ids of no image": ((LONG[0], LONG[1][:1]), "images: there are virtual ids of no image"),
+    "virtual ids without images": ((LONG[0], ()), "tokens: ids must be at least 0 and below 131"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_an_image_that_does_not_fit_is_refused(folder: Path, answer: Answer, case: str) -> None:
+    prompt, reason = DAMAGED[case]
+    one = collector(folder)
+    found = finish(one, [request(0, prompt), request(1, LONG)])
+    assert found.keys() == {1} and found[1].logprobs == answer.logprobs
+    assert reason in one.errors[0]
+    one.close()
+
+
+def test_images_are_refused_by_a_model_that_does_not_see(tmp_path: Path) -> None:
+    one = collector(save(tiny_model("qwen3-tied"), tmp_path))
+    assert not one.engine.info.sees
+    assert finish(one, [request(0, LONG)]) == {} and one.errors[0] == "images: the model does not see"
+    one.close()
+
+
+def test_log_probabilities_of_prompts_with_images_are_refused(folder: Path) -> None:
+    one = collector(folder)
+    assert finish(one, [request(0, LONG, prompt_logprobs=1)]) == {}
+    assert one.errors[0] == "images: prompt_logprobs are not supported with images"
+    one.close()

@@ -1,0 +1,84 @@
+"""Descriptions of vision towers: what of config.json is read, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from minisgl.config import ConfigError
+from minisgl.models.config import load_config, read_config
+from minisgl.models.towers import Tower, find_tower, with_images
+from tests.helpers.vision import saved, seer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(seer(), tmp_path_factory.mktemp("seer"))
+
+
+def tower_of(folder: Path, **vision: Any) -> Tower | None:
+    raw = read_config(folder)[0]
+    changed = raw | {"vision_config": {**raw["vision_config"], **vision}}
+    return find_tower(changed, load_config(folder), folder)
+
+
+def test_a_tower_is_an_encoder_of_patches(folder: Path) -> None:
+    tower = tower_of(folder)
+    assert tower is not None and tower.patch_bytes == 3 * 4 * 4
+    assert (tower.layers.num_layers, tower.layers.both_ways, tower.patches.taps) == (3, True, (0, 2))
+    assert tower.layers.rope_axes == (1, 1, 1, 1, 2, 2, 2, 2), "half of the pairs by the row, half by the column"
+    settings = tower.settings()
+    assert settings["names"]["names"]["qkv"] == [f"{p}visual.blocks.{{layer}}.attn.qkv" for p in ("model.", "")]
+    half = settings["model"]["inverse_frequencies"][0][:4]
+    assert settings["model"]["inverse_frequencies"] == [half + half]
+
+
+@pytest.mark.parametrize(
+    ("sections", "axes"),
+    [([4, 2, 2], (0, 1, 2, 0, 1, 2, 0, 0)), ([2, 3, 3], (0, 1, 2, 0, 1, 2, 0, 1)), ([8, 0, 0], (0,) * 8)],
+)
+def test_axes_take_turns_until_a_section_is_used_up(folder: Path, sections: list[int], axes: tuple[int, ...]) -> None:
+    raw, tower = read_config(folder)[0], tower_of(folder)
+    raw["text_config"]["rope_parameters"]["mrope_section"] = sections
+    assert tower is not None
+    model = with_images(load_config(folder), raw, tower)
+    assert model.deep_features == 2
+    assert model.rope_axes == axes
+
+
+@pytest.mark.parametrize("sections", [[4, 2], [4, 2, 3]])
+def test_sections_that_do_not_fit_a_head_are_refused(folder: Path, sections: list[int]) -> None:
+    raw, tower = read_config(folder)[0], tower_of(folder)
+    raw["text_config"]["rope_parameters"]["mrope_section"] = sections
+    assert tower is not None
+    with pytest.raises(ConfigError, match=r"mrope_section: .* must be three numbers with the sum 8"):
+        with_images(load_config(folder), raw, tower)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_act": "silu"}, "hidden_act: 'silu' is not supported"),
+        ({"in_channels": 4}, "in_channels: 4 is not supported"),
+        ({"out_hidden_size": 64}, "out_hidden_size: 64: must be 48"),
+        ({"num_heads": 3}, "num_heads: 3: must divide hidden_size 32 by fours"),
+        ({"num_position_embeddings": 35}, "num_position_embeddings: 35: must be a square"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type: 'yarn' is not supported"),
+        ({"depth": None}, "vision_config: int"),
+    ],
+)
+def test_towers_that_we_cannot_compute_are_refused(folder: Path, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        tower_of(folder, **changes)
+
+
+def test_without_tensors_of_the_tower_there_is_none(folder: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: one for name, one in weights.items() if "visual." not in name}, tmp_path / "model.safetensors")
+    assert tower_of(tmp_path) is None
+    assert find_tower(read_config(tmp_path)[0], load_config(tmp_path), tmp_path, dummy=True) is not None
