@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,48 @@ _PROCESSOR = {
 }
 
 
+_GEMMA_TEXT = _TEXT | {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "sliding_window": 9,  # less than an image
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 16,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    },
+}
+_SIGLIP = {
+    "initializer_range": 0.15,
+    "hidden_size": 48,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "patch_size": PATCH,
+    "image_size": 8 * PATCH,
+    "vision_use_head": False,
+}
+
+
+def gemma(*, tower: Mapping[str, Any] = {}, **text: Any) -> Any:
+    """Return a tiny Gemma 3, in float32, whose images have 8 x 8 patches and 16 tokens. `tower`, `text`: settings."""
+    import transformers
+
+    config = transformers.Gemma3Config(
+        text_config=_GEMMA_TEXT | text,
+        vision_config=_SIGLIP | tower,
+        mm_tokens_per_image=16,
+        image_token_id=IMAGE_ID,
+        boi_token_index=START_ID,
+        eoi_token_index=END_ID,
+    )
+    torch.manual_seed(7)
+    model = randomised(transformers.Gemma3ForConditionalGeneration(config))
+    with torch.no_grad():  # transformers makes it zero
+        model.model.multi_modal_projector.mm_input_projection_weight.normal_(0.0, 0.5)
+    return model
+
+
 def seer(*, taps: Sequence[int] = (0, 2), architecture: str = "Qwen3VLForConditionalGeneration", **text: Any) -> Any:
     """Return a tiny model that sees, in float32. `taps`: layers of the tower with DeepStack; `text`: settings of the
     text model."""
@@ -78,7 +120,12 @@ def seer(*, taps: Sequence[int] = (0, 2), architecture: str = "Qwen3VLForConditi
 def saved(model: Any, folder: Path) -> Path:
     """Save a model with its image processor."""
     save(model, folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR), encoding="utf-8")
+    processor: dict[str, Any] = _PROCESSOR
+    if model.config.model_type == "gemma3":
+        side = model.config.vision_config.image_size
+        own = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": side, "width": side}}
+        processor = own | {name: processor[name] for name in ("image_mean", "image_std")}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
     return folder
 
 
@@ -111,12 +158,19 @@ def their_logits(model: Any, ids: Int32Array, images: Sequence[PromptImage]) -> 
     for image in images:
         pixels = np.frombuffer(image.pixels, np.uint8).reshape(-1, 3, 1, PATCH, PATCH)
         one = ((pixels.astype(np.float64) * (1 / 255)).astype(np.float32) - mean) / std
-        values.append(np.repeat(one, 2, axis=2).reshape(len(pixels), -1))
+        if model.config.model_type == "gemma3":
+            blocks = one.reshape(image.grid[0] // MERGE, image.grid[1] // MERGE, MERGE, MERGE, 3, PATCH, PATCH)
+            values.append(blocks.transpose(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, image.grid[0] * PATCH, -1))
+        else:
+            values.append(np.repeat(one, 2, axis=2).reshape(len(pixels), -1))
     given: dict[str, Any] = {}
-    if images:
+    if images and model.config.model_type == "gemma3":
+        given = {"pixel_values": torch.from_numpy(np.concatenate(values))}
+    elif images:
         grids = [(1, *image.grid) for image in images]
         given = {"pixel_values": torch.from_numpy(np.concatenate(values)), "image_grid_thw": torch.tensor(grids)}
     with torch.inference_mode():
-        kinds = (seen == IMAGE_ID).int()
-        found: torch.Tensor = model(input_ids=seen, mm_token_type_ids=kinds, **given).logits[0]
+        name = "token_type_ids" if model.config.model_type == "gemma3" else "mm_token_type_ids"
+        kinds = {name: (seen == IMAGE_ID).int()}
+        found: torch.Tensor = model(input_ids=seen, **kinds, **given).logits[0]
     return found

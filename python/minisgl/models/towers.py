@@ -21,8 +21,7 @@ from minisgl.models.rope import RopeConfig, inverse_frequencies
 from minisgl.weights.stored import stored_tensors, weight_files
 
 Raw = Mapping[str, Any]
-_PREFIXES = ("model.visual.", "visual.")
-_NAMES = {
+_QWEN = {
     "patches": "patch_embed.proj",
     "positions": "pos_embed",
     "attention_norm": "blocks.{layer}.norm1",
@@ -38,16 +37,39 @@ _NAMES = {
     "deep_merger_up": "deepstack_merger_list.{layer}.linear_fc1",
     "deep_merger_down": "deepstack_merger_list.{layer}.linear_fc2",
 }
+_SIGLIP = {
+    "patches": "embeddings.patch_embedding",
+    "positions": "embeddings.position_embedding",
+    "attention_norm": "encoder.layers.{layer}.layer_norm1",
+    "q": "encoder.layers.{layer}.self_attn.q_proj",
+    "k": "encoder.layers.{layer}.self_attn.k_proj",
+    "v": "encoder.layers.{layer}.self_attn.v_proj",
+    "out": "encoder.layers.{layer}.self_attn.out_proj",
+    "mlp_norm": "encoder.layers.{layer}.layer_norm2",
+    "up": "encoder.layers.{layer}.mlp.fc1",
+    "down": "encoder.layers.{layer}.mlp.fc2",
+    "norm": "post_layernorm",
+}
+_GEMMA = {"merger_norm": "mm_soft_emb_norm", "merger_down": "mm_input_projection_weight."}  # the dot: the whole name
+_OF_THE_WHOLE = ("", "model.")  # prefixes of all names, by transformers' versions
+
+
+def _named(names: Mapping[str, str], *prefixes: str) -> dict[str, list[str]]:
+    return {
+        part: [f"{of}{prefix}{name}" for prefix in prefixes for of in _OF_THE_WHOLE] for part, name in names.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """The vision tower of a model. `layers` describes its encoder, `theta` is its RoPE base. A position has two axes,
-    so half of a head's pairs rotate by the row of a patch and half by its column."""
+    """The vision tower of a model. `layers` describes its encoder, `names` its tensors. A position has two axes, so half
+    of a head's pairs rotate by the row of a patch and half by its column. `both_ways`: the tokens of an image attend to
+    each other in both directions in the text model."""
 
     layers: ModelConfig
-    theta: float
+    names: Mapping[str, list[str]]
     out_size: int
+    both_ways: bool = False
 
     @property
     def patches(self) -> Patches:
@@ -61,13 +83,13 @@ class Tower:
 
     def settings(self) -> dict[str, Any]:
         """Return the description that the CPU engine reads, without weights and pixel values."""
-        half = inverse_frequencies(RopeConfig(self.theta), self.layers.head_dim // 2, 1).tolist()
-        names = {part: [prefix + name for prefix in _PREFIXES] for part, name in _NAMES.items()}
+        halves = [inverse_frequencies(rope, self.layers.head_dim // 2, 1).tolist() for rope in self.layers.ropes]
         flags = ("interleaved", "gate_up_in_turns", "grouped", "tiled", "transposed")
         return {
-            "model": computed(self.layers, 1) | {"inverse_frequencies": [half + half]},
-            "names": {"names": names, "buffers": (), **dict.fromkeys(flags, False)},
+            "model": computed(self.layers, 1) | {"inverse_frequencies": [half + half for half in halves]},
+            "names": {"names": self.names, "buffers": (), **dict.fromkeys(flags, False)},
             "out_size": self.out_size,
+            "both_ways": self.both_ways,
         }
 
 
@@ -83,7 +105,7 @@ def find_tower(raw: Raw, model: ModelConfig, folder: Path, *, dummy: bool = Fals
     ):
         return None
     try:
-        return describe(vision, model)
+        return describe(vision, model, raw)
     except KeyError as error:
         raise ConfigError(f"config.json: vision_config: {error.args[0]}: missing") from error
     except (TypeError, ValueError) as error:
@@ -92,6 +114,8 @@ def find_tower(raw: Raw, model: ModelConfig, folder: Path, *, dummy: bool = Fals
 
 def with_images(model: ModelConfig, raw: Raw, tower: Tower) -> ModelConfig:
     """Return the text model's description with what it does to images. Raises `ConfigError`."""
+    if tower.both_ways:
+        return model
     text = raw.get("text_config") or raw
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     pairs = model.rotary_dims[0] // 2
@@ -103,11 +127,9 @@ def with_images(model: ModelConfig, raw: Raw, tower: Tower) -> ModelConfig:
     return replace(model, rope_axes=axes, deep_features=len(tower.patches.taps))
 
 
-def _qwen3_vl(vision: Raw, model: ModelConfig) -> Tower:
+def _qwen3_vl(vision: Raw, model: ModelConfig, _: Raw) -> Tower:
     """Return the tower of Qwen3-VL and Qwen3.5: pre-norm layers, learned positions for a square that is resampled."""
-    for name, only in (("hidden_act", "gelu_pytorch_tanh"), ("in_channels", 3)):
-        if (value := vision.get(name, only)) != only:
-            raise ConfigError(f"config.json: vision_config: {name}: {value!r} is not supported: only {only!r}")
+    _only(vision, hidden_act="gelu_pytorch_tanh", in_channels=3)
     layers, hidden, heads = int(vision["depth"]), int(vision["hidden_size"]), int(vision["num_heads"])
     out_size, positions = int(vision["out_hidden_size"]), int(vision["num_position_embeddings"])
     if min(layers, hidden, heads) < 1 or hidden % (4 * heads):
@@ -116,7 +138,7 @@ def _qwen3_vl(vision: Raw, model: ModelConfig) -> Tower:
         raise ConfigError(f"config.json: vision_config: out_hidden_size: {out_size}: must be {model.hidden_size}")
     if positions < 1 or (side := math.isqrt(positions)) ** 2 != positions:
         raise ConfigError(f"config.json: vision_config: num_position_embeddings: {positions}: must be a square")
-    head_dim, rope = hidden // heads, vision.get("rope_parameters") or {}
+    rope = vision.get("rope_parameters") or {}
     if (kind := rope.get("rope_type", "axial")) != "axial":
         raise ConfigError(f"config.json: vision_config: rope_type: {kind!r} is not supported: only 'axial'")
     patches = Patches(
@@ -126,7 +148,47 @@ def _qwen3_vl(vision: Raw, model: ModelConfig) -> Tower:
         side=side,
         taps=tuple(int(layer) for layer in vision.get("deepstack_visual_indexes") or ()),
     )
-    encoder = ModelConfig(
+    encoder = replace(
+        _encoder(model, hidden, layers, heads, int(vision["intermediate_size"]), patches),
+        ropes=(RopeConfig(float(rope.get("rope_theta", 10_000.0))),),
+        rotary=(0,) * layers,
+        last_norm=False,
+        rope_axes=tuple(1 + axis for axis in (0, 1) for _ in range(hidden // heads // 4)),
+    )
+    return Tower(encoder, _named(_QWEN, "visual."), out_size)
+
+
+def _gemma3(vision: Raw, model: ModelConfig, raw: Raw) -> Tower:
+    """Return the tower of Gemma 3: SigLIP on squares of one size, whose output is averaged over blocks of patches."""
+    _only(vision, hidden_act="gelu_pytorch_tanh", num_channels=3)
+    layers, hidden = int(vision["num_hidden_layers"]), int(vision["hidden_size"])
+    heads, size = int(vision["num_attention_heads"]), int(vision["patch_size"])
+    if min(layers, hidden, heads, size) < 1 or hidden % heads:
+        raise ConfigError(f"config.json: vision_config: num_attention_heads: {heads}: must divide hidden_size {hidden}")
+    pixels, tokens = int(vision["image_size"]), int(raw.get("mm_tokens_per_image", 256))
+    side, across = pixels // size, math.isqrt(max(0, tokens))
+    if not across or across**2 != tokens or side * size != pixels or side % across:
+        raise ConfigError(f"config.json: mm_tokens_per_image: {tokens}: must be a square that divides {side} x {side}")
+    patches = Patches(size=size, frames=1, merge=side // across, side=side, taps=())
+    encoder = replace(
+        _encoder(model, hidden, layers, heads, int(vision["intermediate_size"]), patches),
+        norm_eps=float(vision.get("layer_norm_eps", 1e-6)),
+    )
+    names = _named(_SIGLIP, "vision_tower.vision_model.", "vision_tower.") | _named(_GEMMA, "multi_modal_projector.")
+    return Tower(encoder, names, model.hidden_size, both_ways=True)
+
+
+def _only(vision: Raw, **supported: Any) -> None:
+    """Raise `ConfigError` if a field has another value than the only one that is supported."""
+    for name, only in supported.items():
+        if (value := vision.get(name, only)) != only:
+            raise ConfigError(f"config.json: vision_config: {name}: {value!r} is not supported: only {only!r}")
+
+
+def _encoder(model: ModelConfig, hidden: int, layers: int, heads: int, inner: int, patches: Patches) -> ModelConfig:
+    """Return an encoder with pre-norm layers, biases everywhere, GELU, and no RoPE."""
+    head_dim = hidden // heads
+    return ModelConfig(
         architecture=model.architecture,
         hidden_size=hidden,
         num_layers=layers,
@@ -135,8 +197,8 @@ def _qwen3_vl(vision: Raw, model: ModelConfig) -> Tower:
         head_dim=head_dim,
         vocab_size=1,
         norm_eps=1e-6,
-        ropes=(RopeConfig(float(rope.get("rope_theta", 10_000.0))),),
-        rotary=(0,) * layers,
+        ropes=(),
+        rotary=(None,) * layers,
         max_position=1,
         tie_word_embeddings=False,
         qkv_bias=True,
@@ -148,23 +210,21 @@ def _qwen3_vl(vision: Raw, model: ModelConfig) -> Tower:
         dtype=model.dtype,
         eos_ids=(),
         heads=tuple(Heads(heads, head_dim, layer) for layer in range(layers)),
-        intermediate_sizes=(int(vision["intermediate_size"]),) * layers,
+        intermediate_sizes=(inner,) * layers,
         attends=(True,) * layers,
         state_layers=(False,) * layers,
-        last_norm=False,
         both_ways=True,
         layer_norm=True,
         norm_bias=True,
         activation="gelu",
         gated=False,
-        rope_axes=tuple(1 + axis for axis in (0, 1) for _ in range(head_dim // 4)),
         patches=patches,
     )
-    return Tower(encoder, encoder.ropes[0].theta, out_size)
 
 
-FAMILIES: dict[str, Callable[[Raw, ModelConfig], Tower]] = {
+FAMILIES: dict[str, Callable[[Raw, ModelConfig, Raw], Tower]] = {
     "Qwen3VLForConditionalGeneration": _qwen3_vl,
+    "Gemma3ForConditionalGeneration": _gemma3,
     "Qwen3_5ForConditionalGeneration": _qwen3_vl,
     "Qwen3_5MoeForConditionalGeneration": _qwen3_vl,
 }

@@ -49,6 +49,7 @@ pub struct Engine {
     dirty_pages: BTreeSet<usize>, // ids of pages that may hold values that are not finite
     keeper: Option<Keeper>,
     images: Option<Images>,
+    lent: Vec<(usize, u32)>, // entries of the page table that stand for a step, and their own pages
 }
 
 impl Engine {
@@ -75,6 +76,7 @@ impl Engine {
             dirty_pages: BTreeSet::new(),
             keeper: None,
             images: None,
+            lent: Vec::new(),
             decoder,
             pool,
             kv,
@@ -243,6 +245,9 @@ impl Engine {
     }
 
     fn change_pages(&mut self, step: &Step) -> Result<()> {
+        for (at, page) in self.lent.drain(..).rev() {
+            self.page_table[at] = page;
+        }
         let mut from = 0_usize;
         for update in &step.page_table_updates {
             let [slot, column, count] = update.map(|number| number as usize);
@@ -396,9 +401,52 @@ impl Engine {
     fn compute(&mut self, step: &Step, ids: &[u32]) -> Result<Sampled> {
         if self.decoder.config.both_ways {
             self.encode(step)
+        } else if let Some((whole, ids)) = self.completed(step, ids) {
+            self.run(&whole, &ids, &[])
         } else {
             self.run(step, ids, &[])
         }
+    }
+
+    /// Adds the rest of an image to the rows that end within it, because its tokens attend to each other. The added keys
+    /// and values go to pages of the engine's own for this step; the row's next chunk computes them again. `None` if no
+    /// row ends so.
+    fn completed(&mut self, step: &Step, ids: &[u32]) -> Option<(Step, Vec<u32>)> {
+        let images = self.images.as_ref()?;
+        let rows = || step.req_slots.iter().zip(&step.seq_lens);
+        let lens: Vec<i32> = rows()
+            .map(|(slot, len)| images.whole(*slot as usize, *len as usize) as i32)
+            .collect();
+        if lens == step.seq_lens {
+            return None;
+        }
+        let size = self.sizes.page_size;
+        let (mut whole, mut whole_ids) = (step.clone(), Vec::new());
+        let (mut next, mut own) = (0, self.sizes.num_pages as u32 + 1);
+        (whole.positions.clear(), whole.out_loc.clear());
+        for (row, (slot, len)) in rows().enumerate() {
+            let tokens = next..next + step.extend_lens[row] as usize;
+            next = tokens.end;
+            whole_ids.extend_from_slice(&ids[tokens.clone()]);
+            whole.positions.extend_from_slice(&step.positions[tokens.clone()]);
+            whole.out_loc.extend_from_slice(&step.out_loc[tokens]);
+            let (len, end, first) = (*len as usize, lens[row] as usize, *slot as usize * self.columns);
+            for column in len.div_ceil(size)..end.div_ceil(size) {
+                let entry = &mut self.page_table[first + column];
+                self.lent.push((first + column, *entry));
+                (*entry, own) = (own, own + 1);
+            }
+            for at in len..end {
+                whole_ids.push(FIRST_VIRTUAL_ID);
+                whole.positions.push(at as i32);
+                let page = self.page_table[first + at / size] as usize;
+                whole.out_loc.push((page * size + at % size) as i32);
+            }
+            whole.extend_lens[row] += (end - len) as i32;
+            whole.added.push(end - len);
+        }
+        whole.seq_lens = lens;
+        Some((whole, whole_ids))
     }
 
     /// Runs a step of an encoder. A prompt is computed whole in the step in which it ends. Samples no tokens.
@@ -455,19 +503,20 @@ impl Engine {
         for count in &step.extend_lens {
             starts.push(starts[starts.len() - 1] + *count as u32);
         }
+        let seen = (self.images.as_ref()).map_or_else(StepImages::default, |images| images.for_step(step));
         let rows = Rows {
             seq_lens: &seq_lens,
             qo_indptr: &starts,
             table: &self.page_table,
             columns: self.columns,
             slots: &slots,
+            ends: &seen.ends,
         };
         let saves = match &mut self.states {
             Some(states) => states.begin(step),
             None => Vec::new(),
         };
         let runs = self.adapters.runs(step, &starts)?;
-        let seen = (self.images.as_ref()).map_or_else(StepImages::default, |images| images.for_step(step));
         let tokens = Tokens {
             runs: &runs,
             types,
@@ -584,7 +633,8 @@ impl Engine {
             .filter(|(row, _)| !failed.contains(row))
         {
             let slot = *slot as usize;
-            for token in starts[row] as usize..starts[row + 1] as usize {
+            let added = step.added.get(row).copied().unwrap_or_default();
+            for token in starts[row] as usize..starts[row + 1] as usize - added {
                 let position = step.positions[token] as usize;
                 if self.pools.wants(slot, position) {
                     let hidden = self.decoder.hidden(&mut self.memory, token);

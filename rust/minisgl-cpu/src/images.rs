@@ -75,6 +75,8 @@ pub(crate) struct StepImages<'a> {
     pub features: Vec<Option<&'a [f32]>>,
     /// Position of each token by axis.
     pub axes: Vec<[u32; 3]>,
+    /// End of the positions that each token attends to; empty if none attends to later ones.
+    pub ends: Vec<u32>,
 }
 
 /// Vision tower, features by digest, and images by slot.
@@ -209,6 +211,9 @@ impl Images {
                 let before = places.partition_point(|place| place.end() <= position);
                 let shift: usize = places[..before].iter().map(Place::shift).sum();
                 let place = places.get(before).filter(|place| place.image.start <= position);
+                if self.tower.both_ways {
+                    found.ends.push(place.map_or(position + 1, Place::end) as u32);
+                }
                 let Some(place) = place else {
                     found.axes.push([(position - shift) as u32; 3]);
                     found.features.push(None);
@@ -225,6 +230,13 @@ impl Images {
             }
         }
         found
+    }
+
+    /// Returns the length that a row of `slot` must have if it has `len` tokens: if they end within an image whose tokens
+    /// attend to each other, all of the image.
+    pub fn whole(&self, slot: usize, len: usize) -> usize {
+        let cut = |place: &&Place| self.tower.both_ways && place.image.start < len && len < place.end();
+        self.slots[slot].iter().find(cut).map_or(len, Place::end)
     }
 
     /// Lets go of the features that the rows of a computed `step` have passed.

@@ -87,6 +87,12 @@ impl Settings {
         States::bytes_for(&self.model.state_sizes())
     }
 
+    /// Returns the pages of an image's tokens that attend to each other, 0 if they do not.
+    fn pages_together(&self) -> usize {
+        let tokens = self.tower.as_ref().map_or(0, TowerSettings::tokens_together);
+        tokens.div_ceil(self.page_size.max(1))
+    }
+
     fn kv_shape(&self) -> Result<KvShape> {
         let shape = KvShape {
             layers: self
@@ -97,7 +103,7 @@ impl Settings {
                     dim: heads.head_dim,
                 })
                 .collect(),
-            pages: self.num_pages + 1,
+            pages: self.num_pages + 1 + self.max_rows * self.pages_together(),
             page_size: self.page_size,
             latent: self.model.latent.as_ref().map(|latent| latent.rank),
             dtype: KvDtype::parse(&self.kv_dtype)?,

@@ -52,6 +52,8 @@ pub struct Step {
     pub state_begins: Vec<[i32; 2]>,
     /// Snapshots to take, as (row, number of its tokens before the snapshot, snapshot index).
     pub state_saves: Vec<[i32; 3]>,
+    /// Tokens at the end of each row that only other tokens need; empty if there are none.
+    pub added: Vec<usize>,
 }
 
 /// Log probabilities of sampled tokens.

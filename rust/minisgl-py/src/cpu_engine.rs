@@ -275,6 +275,7 @@ impl CpuEngine {
             page_loads: page_loads.map_or_else(Vec::new, |loads| loads.as_slice().as_chunks().0.to_vec()),
             state_begins: state_begins.as_slice().as_chunks().0.to_vec(),
             state_saves: state_saves.as_slice().as_chunks().0.to_vec(),
+            added: Vec::new(),
         };
         let bindings = bindings.iter().map(binding_from_python).collect::<PyResult<Vec<_>>>()?;
         let sampled = py.detach(|| self.with(|engine| engine.step(&step, bindings)))?;

@@ -21,7 +21,7 @@ use crate::model::decoder::Decoder;
 use crate::model::grid::Grid;
 use crate::model::held::{Linear, Norm};
 use crate::model::names::{At, Files, Part};
-use crate::model::pieces::{load_norm, pack, padded};
+use crate::model::pieces::{load_norm, pack, pack_transposed, padded};
 use crate::model::products::Groups;
 use crate::model::tensors::Tensors;
 use crate::model::weights::Weights;
@@ -45,14 +45,25 @@ pub struct TowerSettings {
     pub table: Vec<f32>,
     /// Hidden size of the text model.
     pub out_size: usize,
+    /// True if tokens of an image attend to each other in both directions. All images are then squares of one size.
+    pub both_ways: bool,
 }
 
-/// Merger of blocks of patches: norm, matrix, GELU, matrix.
+impl TowerSettings {
+    /// Returns the tokens of each image if they attend to each other, else 0.
+    pub fn tokens_together(&self) -> usize {
+        let patches = self.model.patches.as_ref().filter(|_| self.both_ways);
+        patches.map_or(0, |patches| (patches.side / patches.merge.max(1)).pow(2))
+    }
+}
+
+/// Merger of blocks of patches: norm, matrix, GELU, matrix; or the norm of their average and one matrix.
 struct Merger {
     norm: Norm,
     /// True if the norm applies to the joined patches, false if to each patch.
     is_joined: bool,
-    up: Linear,
+    /// The first matrix; `None` if patches are averaged.
+    up: Option<Linear>,
     down: Linear,
 }
 
@@ -65,6 +76,8 @@ pub struct Tower {
     /// Mergers after some layers, and then the last one.
     mergers: Vec<Merger>,
     out_size: usize,
+    /// True if tokens of an image attend to each other in both directions.
+    pub both_ways: bool,
 }
 
 impl Tower {
@@ -115,16 +128,41 @@ impl Tower {
                     if is_joined { joined } else { config.hidden_size },
                 )?,
                 is_joined,
-                up: linear(up, [joined, joined])?,
+                up: Some(linear(up, [joined, joined])?),
                 down: linear(down, [out_size, joined])?,
+            })
+        };
+        let averages = || -> Result<Merger> {
+            let (hidden, at) = (config.hidden_size, At::default());
+            let matrix = tensors.part(Part::MergerDown, at, &[hidden, out_size])?;
+            let weight = tensors.part_vector(Part::MergerNorm, at, "weight", hidden)?;
+            Ok(Merger {
+                norm: Norm {
+                    weight: padded(weight.iter().map(|weight| 1.0 + weight).collect()),
+                    bias: None,
+                    eps: config.norm_eps,
+                    layer_norm: false,
+                },
+                is_joined: true,
+                up: None,
+                down: Linear {
+                    weight: pack_transposed(&packing, matrix.view()?)?,
+                    bias: None,
+                },
             })
         };
         let deep = [Part::DeepMergerNorm, Part::DeepMergerUp, Part::DeepMergerDown];
         let mut mergers = (0..patches.taps.len())
             .map(|at| merger(deep, at, true))
             .collect::<Result<Vec<_>>>()?;
-        mergers.push(merger([Part::MergerNorm, Part::MergerUp, Part::MergerDown], 0, false)?);
-        tensors.check_all_used(|name| !name.contains("visual."))?;
+        mergers.push(if tensors.files.knows(Part::MergerUp) {
+            merger([Part::MergerNorm, Part::MergerUp, Part::MergerDown], 0, false)?
+        } else {
+            averages()?
+        });
+        let of_tower = ["visual.", "vision_tower.", "multi_modal_projector."];
+        // a head that sums up an image is not needed
+        tensors.check_all_used(|name| !of_tower.iter().any(|part| name.contains(part)) || name.contains(".head."))?;
         Ok(Self {
             decoder: Decoder::new(config.clone(), weights, kernels, mode),
             patches,
@@ -132,12 +170,13 @@ impl Tower {
             table,
             mergers,
             out_size,
+            both_ways: settings.both_ways,
         })
     }
 
     /// Returns the bytes of all matrices.
     pub fn bytes(&self) -> usize {
-        let linears = self.mergers.iter().flat_map(|merger| [&merger.up, &merger.down]);
+        let linears = self.mergers.iter().flat_map(|merger| merger.up.iter().chain([&merger.down]));
         self.decoder.weights.bytes() + linears.map(|linear| linear.weight.bytes()).sum::<usize>()
     }
 
@@ -151,7 +190,8 @@ impl Tower {
         let tokens = grid.map(|side| side / self.patches.merge);
         let whole = tokens.map(|side| side * self.patches.merge) == grid && !tokens.contains(&0);
         let bytes = grid[0].checked_mul(grid[1])?.checked_mul(self.patches.values())?;
-        (whole && bytes == pixels).then_some(tokens)
+        let sized = !self.both_ways || grid == [self.patches.side; 2];
+        (whole && sized && bytes == pixels).then_some(tokens)
     }
 
     /// Returns the features of an image, [tokens, width]. `grid` and `pixels` have passed `tokens_of`. Errors if they
@@ -181,6 +221,7 @@ impl Tower {
             table: &all[..kv.shape().pages],
             columns: kv.shape().pages,
             slots: &[0],
+            ends: &[],
         };
         let tokens = Tokens {
             ids: &all,
@@ -220,7 +261,9 @@ impl Tower {
     fn merged(&self, pool: &mut Pool, merger: &Merger, from: &Grid, count: usize) -> Result<Grid> {
         let (hidden, kernels) = (self.decoder.config.hidden_size, &self.decoder.kernels);
         let block = self.patches.merge.pow(2);
-        let mut joined = Grid::new(block * hidden);
+        let (averages, last) = (merger.up.is_none(), &self.decoder.weights.norm);
+        let width = if averages { hidden } else { block * hidden };
+        let mut joined = Grid::new(width);
         joined.reserve(count);
         let counter = Counter::default();
         pool.run(&|_, _| {
@@ -229,20 +272,32 @@ impl Tower {
                 // SAFETY: this thread's work item: the row; the forward pass that wrote `from` has ended.
                 unsafe {
                     for part in 0..block {
-                        let (from, to) = (from.at(row * block + part, 0), to.add(part * hidden));
+                        let from = from.at(row * block + part, 0);
+                        if let Some(norm) = last {
+                            norm.apply(kernels, from, (0, hidden), from);
+                        }
+                        if averages && part > 0 {
+                            kernels.add(to, from, hidden);
+                            continue;
+                        }
+                        let to = to.add(part * hidden);
                         to.copy_from_nonoverlapping(from, hidden);
                         if !merger.is_joined {
                             merger.norm.apply(kernels, to, (0, hidden), to);
                         }
                     }
+                    if averages {
+                        let sums = from_raw_parts_mut(to, hidden);
+                        sums.iter_mut().for_each(|sum| *sum /= block as f32);
+                    }
                     if merger.is_joined {
-                        merger.norm.apply(kernels, to, (0, block * hidden), to);
+                        merger.norm.apply(kernels, to, (0, width), to);
                     }
                 }
             });
         })?;
-        let inner = self.multiplied(pool, &merger.up, &joined, count, true)?;
-        self.multiplied(pool, &merger.down, &inner, count, false)
+        let inner = merger.up.as_ref().map(|up| self.multiplied(pool, up, &joined, count, true));
+        self.multiplied(pool, &merger.down, &inner.unwrap_or(Ok(joined))?, count, false)
     }
 
     /// Multiplies `count` rows by a matrix, adds its bias and applies GELU if `activates`.

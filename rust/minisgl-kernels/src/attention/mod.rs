@@ -10,8 +10,8 @@
 //! comes last. So neither the other rows, nor how a prompt was chunked, nor the page size, the threads or the
 //! instruction set change a bit.
 //!
-//! Invariants: a row attends to the positions up to its own (in an encoder: to all of its sequence) within its layer's
-//! window; nothing is allocated after the plan is built.
+//! Invariants: a row attends to the positions up to its own (in an encoder: to all of its sequence; in an image: to its
+//! end) within its layer's window; nothing is allocated after the plan is built.
 
 mod api;
 mod kernel;

@@ -196,8 +196,9 @@ impl Variant {
         self.records = 0;
     }
 
-    /// Returns the query of a token at `position` in a row of length `len`, with the range of positions it attends to.
-    fn query(&self, token: u32, position: u32, len: u32) -> Query {
+    /// Returns the query of a token at `position` in row `row`, with the range of positions it attends to.
+    fn query(&self, rows: &Rows<'_>, row: usize, token: u32, position: u32) -> Query {
+        let len = rows.seq_lens[row];
         let hi = position + 1;
         let lo = self.window.map_or(0, |window| {
             let window = window.clamp(1, u32::MAX as usize) as u32;
@@ -208,7 +209,7 @@ impl Variant {
             }
         });
         let hi = match self.window {
-            _ if !self.both_ways => hi,
+            _ if !self.both_ways => rows.ends.get(token as usize).copied().unwrap_or(hi),
             Some(window) => position.saturating_add(window.min(u32::MAX as usize) as u32).min(len),
             None => len,
         };
@@ -229,7 +230,7 @@ impl Variant {
             let begin = self.queries.len();
             for token in first..to.min(first + tile as u32) {
                 let position = start + token - from;
-                self.queries.push(self.query(token, position, rows.seq_lens[row]));
+                self.queries.push(self.query(rows, row, token, position));
             }
             let chunks = self.visible_chunks(begin);
             self.push_segment(begin, row as u32, chunks);
@@ -264,8 +265,7 @@ impl Variant {
                 let begin = self.queries.len();
                 for row in part {
                     let row = *row as usize;
-                    let len = rows.seq_lens[row];
-                    let query = self.query(rows.qo_indptr[row], len - 1, len);
+                    let query = self.query(rows, row, rows.qo_indptr[row], rows.seq_lens[row] - 1);
                     if query.first_chunk() < shared.chunks.end {
                         self.queries.push(query);
                     }
@@ -278,8 +278,8 @@ impl Variant {
         for own in &finder.own {
             let row = own.row as usize;
             let begin = self.queries.len();
-            let len = rows.seq_lens[row];
-            self.queries.push(self.query(rows.qo_indptr[row], len - 1, len));
+            self.queries
+                .push(self.query(rows, row, rows.qo_indptr[row], rows.seq_lens[row] - 1));
             let visible = self.visible_chunks(begin);
             self.push_segment(begin, own.row, visible.start.max(own.from)..visible.end);
         }
@@ -474,6 +474,9 @@ pub struct Rows<'a> {
     pub columns: usize,
     /// Index of each row's page table.
     pub slots: &'a [u32],
+    /// End of the positions that each token attends to: one after its own, or later, and ascending within a row; empty
+    /// if no token attends to later ones. Does not apply to bidirectional attention.
+    pub ends: &'a [u32],
 }
 
 impl<'a> Rows<'a> {
@@ -492,6 +495,9 @@ impl<'a> Rows<'a> {
                 self.slots.len()
             )));
         }
+        if !self.ends.is_empty() && self.qo_indptr[n] as usize != self.ends.len() {
+            return Err(Error::step(format!("{} ends of {} tokens", self.ends.len(), self.qo_indptr[n])));
+        }
         for row in 0..n {
             let (from, to) = (self.qo_indptr[row], self.qo_indptr[row + 1]);
             let len = self.seq_lens[row] as usize;
@@ -502,6 +508,12 @@ impl<'a> Rows<'a> {
                     "row {row} of length {len}: tokens {from}..{to} and {needs} pages do not fit a page table of {}",
                     self.columns
                 )));
+            }
+            let ends = self.ends.get(from as usize..to as usize).unwrap_or_default();
+            let own = |at: usize| len + 1 + at - (to - from) as usize;
+            let late = ends.iter().enumerate().all(|(at, end)| (own(at)..=len).contains(&(*end as usize)));
+            if !(late && ends.is_sorted()) {
+                return Err(Error::step(format!("row {row} of length {len}: its tokens attend up to {ends:?}")));
             }
             if let Some(page) = self.pages(row)[..needs].iter().find(|p| **p as usize >= pages) {
                 return Err(Error::step(format!("row {row}: page {page} is not below {pages}")));

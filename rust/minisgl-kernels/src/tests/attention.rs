@@ -175,6 +175,34 @@ fn a_prompt_has_the_same_bits_at_once_in_chunks_and_by_token() {
 }
 
 #[test]
+fn tokens_of_an_image_attend_to_all_of_it() {
+    for window in [None, Some(20), Some(70)] {
+        let case = |parts: &[(usize, usize)]| {
+            small().with(|c| {
+                c.window = window;
+                c.images = vec![10..60, 100..230];
+                c.rows = parts.iter().map(|(len, extend)| alone(*len, *extend)).collect();
+            })
+        };
+        let whole = case(&[(250, 250)]);
+        let plain = whole.run(PLAIN);
+        assert_near(&plain, &whole.expected(), 2e-6);
+        for how in ways() {
+            assert_eq!(bits(&whole.run(how)), bits(&plain), "{how:?}");
+        }
+        // chunks that begin or end at an image, or begin within one
+        let mut parts = Vec::new();
+        for part in [(60, 60), (100, 40), (230, 130), (231, 1), (250, 19)] {
+            parts.extend(case(&[part]).run(PLAIN));
+        }
+        assert_eq!(bits(&parts), bits(&plain));
+        let rest = case(&[(250, 41)]).run(PLAIN);
+        assert_eq!(bits(&rest), bits(&plain[plain.len() - rest.len()..]));
+        assert_ne!(bits(&plain), bits(&whole.with(|c| c.images.clear()).run(PLAIN)));
+    }
+}
+
+#[test]
 fn rows_that_share_a_prefix_keep_their_bits() {
     let rows = (0..40).map(|i| Row {
         len: 1060 + i * 5,
@@ -217,16 +245,22 @@ fn a_damaged_plan_is_an_error() {
     let kv = KvPool::new(shape.clone()).unwrap();
     let attention = Attention::new(Isa::Scalar, 1, 1, 8, 1.0, 0.0).unwrap();
     let mut plan = attention.plan(&kv, 1, &[None]);
-    let mut build = |lens: &[u32], indptr: &[u32], table: &[u32], slots: &[u32]| {
+    let mut build_with = |lens: &[u32], indptr: &[u32], table: &[u32], slots: &[u32], ends: &[u32]| {
         plan.build(&Rows {
             seq_lens: lens,
             qo_indptr: indptr,
             table,
             columns: 2,
             slots,
+            ends,
         })
         .is_ok()
     };
+    assert!(build_with(&[20], &[0, 2], &[0, 3], &[0], &[19, 20]));
+    for ends in [&[19][..], &[18, 20], &[20, 19], &[19, 21]] {
+        assert!(!build_with(&[20], &[0, 2], &[0, 3], &[0], ends), "ends of {ends:?}");
+    }
+    let mut build = |lens: &[u32], indptr: &[u32], table: &[u32], slots: &[u32]| build_with(lens, indptr, table, slots, &[]);
     assert!(build(&[20], &[0, 1], &[0, 3], &[0]));
     assert!(!build(&[20], &[0, 1], &[0, 4], &[0]), "a page past the pool");
     assert!(!build(&[33], &[0, 1], &[0, 3], &[0]), "longer than its table");
@@ -319,6 +353,7 @@ fn case() -> impl Strategy<Value = Case> {
                     window,
                     sinks,
                     rows,
+                    images: Vec::new(),
                 }
             },
         )

@@ -1,5 +1,6 @@
 //! Small test steps of attention, the expected output, and every way to run them.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::attention::{Attention, Call, Rows};
@@ -27,6 +28,8 @@ pub struct Case {
     pub window: Option<usize>,
     pub sinks: bool,
     pub rows: Vec<Row>,
+    /// Positions of images, whose tokens attend to each other.
+    pub images: Vec<Range<usize>>,
 }
 
 /// Options of running a case, none of which may change the result.
@@ -100,6 +103,12 @@ impl Case {
             .collect()
     }
 
+    /// Returns the end of the positions that a token attends to.
+    fn end_of(&self, position: usize) -> usize {
+        let image = self.images.iter().find(|image| image.contains(&position));
+        image.map_or(position + 1, |image| image.end)
+    }
+
     /// Returns the sink of a head: below all scores, among them, or far above.
     fn sink(&self, head: usize) -> f32 {
         [-300.0, 2.0, 0.5, 300.0][head % 4]
@@ -122,7 +131,7 @@ impl Case {
                         q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>()
                             / (self.dim as f64).sqrt()
                     };
-                    let scores: Vec<_> = (from..=position).map(score).collect();
+                    let scores: Vec<_> = (from..self.end_of(position)).map(score).collect();
                     let sink = if self.sinks {
                         f64::from(self.sink(head))
                     } else {
@@ -206,6 +215,9 @@ impl Case {
             indptr.push((queries.len() / stride) as u32);
         }
         let tokens = queries.len() / stride;
+        let positions = self.rows.iter().flat_map(|r| r.len - r.extend..r.len);
+        let ends: Vec<u32> = positions.map(|position| self.end_of(position) as u32).collect();
+        let ends = if self.images.is_empty() { Vec::new() } else { ends };
         let lens: Vec<_> = self.rows.iter().map(|r| r.len as u32).collect();
         let slots: Vec<_> = (0..self.rows.len() as u32).collect();
         let rows = Rows {
@@ -214,6 +226,7 @@ impl Case {
             table: &table,
             columns,
             slots: &slots,
+            ends: &ends,
         };
         let scale = 1.0 / (self.dim as f32).sqrt();
         let attention = Attention::new(how.isa, self.heads(), self.kv_heads, self.dim, scale, 0.0).unwrap();
@@ -331,5 +344,6 @@ pub fn small() -> Case {
         window: None,
         sinks: false,
         rows: vec![alone(1, 1), alone(130, 1), alone(77, 77), alone(200, 40), alone(64, 1)],
+        images: Vec::new(),
     }
 }
