@@ -427,4 +427,6 @@ def _say(text: str) -> None:
 
 def _is_one(prompts: Prompt | Sequence[Prompt] | Sequence[Message]) -> bool:
     """Return whether it is one prompt: a text, a mapping or token ids."""
-    return isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer))
+    return isinstance(prompts, str | Mapping | Encoded) or (
+        len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
+    )

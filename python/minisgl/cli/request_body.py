@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from minisgl.config import ConfigError
 
 if TYPE_CHECKING:
     from minisgl.llm import LLM
     from minisgl.server.core.bodies import ChatRequest
+    from minisgl.server.core.sight import Seen
 
 FIELDS = ("text", "prompt", "messages", "token_ids")
 
@@ -56,19 +59,23 @@ def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> lis
     return encoded(llm, given, is_whole=False) if isinstance(given, str) else given
 
 
-def chat_ids(llm: LLM, chat: ChatRequest) -> list[int]:
-    """Return the token ids of a conversation's prompt. Raises `ApiError` or `ConfigError`."""
+def chat_ids(llm: LLM, chat: ChatRequest, seen: Seen | None = None) -> list[int]:
+    """Return the token ids of a conversation's prompt, with the virtual ids of the images in `seen`. Raises `ApiError`
+    or `ConfigError`."""
     from minisgl.server.core.prompts import conversation
     from minisgl.server.core.tools import Parsing
     from minisgl.server.core.turn import of_allowed_tools
     from minisgl.tokenizer import ChatTemplateError
 
-    shaped, variables = conversation(Parsing(llm.tokenizer), of_allowed_tools(chat))
+    shaped, variables = conversation(Parsing(llm.tokenizer), of_allowed_tools(chat), sees=seen is not None)
     try:
-        text = llm.tokenizer.apply_chat_template(shaped(), **variables)
+        text = llm.tokenizer.apply_chat_template(
+            shaped(), **variables if seen is None else {**variables, "images": seen.template}
+        )
     except ChatTemplateError as error:
         raise ConfigError(str(error)) from error
-    return encoded(llm, text, is_whole=True)
+    ids = encoded(llm, text, is_whole=True)
+    return ids if seen is None else seen.expand(np.array(ids, np.int32), "messages").tolist()
 
 
 def encoded(llm: LLM, text: str, *, is_whole: bool) -> list[int]:
