@@ -11,14 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from minisgl.config import ConfigError
-from minisgl.models.architectures import Heads, Patches, is_vision_tensor
+from minisgl.models.architectures import Heads, Patches
 from minisgl.models.config import ModelConfig, computed
 from minisgl.models.rope import RopeConfig, inverse_frequencies
-from minisgl.weights.stored import stored_tensors, weight_files
 
 Raw = Mapping[str, Any]
 _PREFIXES = ("model.visual.", "visual.")
@@ -71,16 +69,12 @@ class Tower:
         }
 
 
-def find_tower(raw: Raw, model: ModelConfig, folder: Path, *, dummy: bool = False) -> Tower | None:
-    """Return the vision tower of the model in `folder`, None if its family has none that we know, or its files lack the
-    tower's tensors (`dummy`: there are no files). Raises `ConfigError` if config.json describes an impossible one."""
+def find_tower(raw: Raw, model: ModelConfig) -> Tower | None:
+    """Return the vision tower that config.json describes, None if its family has none that we know. Raises
+    `ConfigError` if it is impossible."""
     describe = FAMILIES.get(model.architecture)
     vision = raw.get("vision_config")
     if describe is None or not isinstance(vision, Mapping):
-        return None
-    if not dummy and not any(
-        is_vision_tensor(one.name) for file in weight_files(folder) for one in stored_tensors(file)
-    ):
         return None
     try:
         return describe(vision, model)
@@ -165,6 +159,7 @@ def _qwen3_vl(vision: Raw, model: ModelConfig) -> Tower:
 
 FAMILIES: dict[str, Callable[[Raw, ModelConfig], Tower]] = {
     "Qwen3VLForConditionalGeneration": _qwen3_vl,
+    "Qwen3VLMoeForConditionalGeneration": _qwen3_vl,
     "Qwen3_5ForConditionalGeneration": _qwen3_vl,
     "Qwen3_5MoeForConditionalGeneration": _qwen3_vl,
 }
