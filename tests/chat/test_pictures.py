@@ -19,7 +19,7 @@ from minisgl.chat.session import Session
 from minisgl.chat.terminal import PathAfterImage
 from tests.chat.test_session import WHOLE, Scripted, ask
 from tests.helpers import sight
-from tests.helpers.server import Frontend
+from tests.helpers.server import Frontend, frontend
 
 
 @pytest.fixture
@@ -127,3 +127,14 @@ def test_a_server_is_asked_with_images_and_says_what_is_wrong(
     assert answered == "without"
     assert chat(monkeypatch, server, "", "--image", "nowhere.png") == 2
     assert capsys.readouterr().err == "minisgl chat: --image nowhere.png: No such file or directory\n"
+
+
+def test_a_model_that_does_not_see_is_not_asked_without_the_images(
+    front_end: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with frontend(front_end=front_end) as blind:
+        file.write_bytes(sight.png())
+        assert chat(monkeypatch, blind, "say:seen\nsay:text\n", "--image", str(file)) == 1
+        refused = "[the model reads text only: it would answer without the images (images are no longer attached)]"
+        assert capsys.readouterr().out == f"\n{refused}\ntext\n"
+        blind.wait_until(lambda: blind.num_live == 0)

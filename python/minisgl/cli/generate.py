@@ -26,7 +26,9 @@ NARRATE = setting(
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser = command(commands, "generate", run, help="one answer, without a server")
     parser.add_argument("prompt", help="a user message, or with --raw the text to complete")
-    parser.add_argument(
+    asked = parser.add_argument_group("prompt")
+    asked.add_argument("--raw", action="store_true", help="complete the prompt as it is, without the chat template")
+    asked.add_argument(
         "--image",
         metavar="FILE",
         action="append",
@@ -34,7 +36,6 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         help="image before the prompt; with --raw, that of the next placeholder in it; may be repeated",
     )
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--raw", action="store_true", help="complete the prompt as it is, without the chat template")
     sampling.add_argument("--max-tokens", type=int, default=256, help="generated tokens at most")
     sampling.add_argument("--temperature", type=float, default=0.0, help="0: always the most likely token")
     sampling.add_argument("--top-p", type=float, default=1.0, help="sample from tokens of this total probability")
