@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from minisgl import envs
+from minisgl.config import ConfigError
 from minisgl.engine import cpu_loading
-from minisgl.engine.cpu_engine import CpuEngine, ImageCounts
+from minisgl.engine.api import ImageCounts
+from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.message import AddRequest, ToEngine
 from minisgl.prompt_image import FIRST_VIRTUAL_ID, PromptImage
 from minisgl.sampling_params import SamplingParams
@@ -325,3 +328,30 @@ def test_log_probabilities_of_prompts_with_images_are_refused(folder: Path) -> N
     assert finish(one, [request(0, LONG, prompt_logprobs=1)]) == {}
     assert one.errors[0] == "images: prompt_logprobs are not supported with images"
     one.close()
+
+
+def _copy(folder: Path, to: Path, weights: dict[str, torch.Tensor]) -> Path:
+    for name in ("config.json", "preprocessor_config.json"):
+        (to / name).write_bytes((folder / name).read_bytes())
+    save_file(weights, to / "model.safetensors")
+    return to
+
+
+def test_a_folder_without_tensors_of_the_tower_does_not_see(folder: Path, tmp_path: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: one for name, one in weights.items() if "visual." not in name}
+    engine, _ = load("cpu", _copy(folder, tmp_path, kept), num_pages=64)
+    assert not engine.info.sees
+    engine.close()
+
+
+@pytest.mark.parametrize("damage", ["missing", "unknown", "shape"])
+def test_tensors_that_do_not_fit_the_tower_are_refused(folder: Path, tmp_path: Path, damage: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = "model.visual.blocks.1.attn.qkv.weight"
+    if damage == "missing":
+        del weights[name]
+    else:
+        weights[name if damage == "shape" else "model.visual.blocks.9.norm1.weight"] = torch.ones(4, 4)
+    with pytest.raises(ConfigError, match=r"model\.visual\.blocks\.[19]\.(attn\.qkv|norm1)\.weight"):
+        load("cpu", _copy(folder, tmp_path, weights), num_pages=64)
