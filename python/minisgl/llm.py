@@ -40,6 +40,7 @@ from minisgl.utils.progress import Display
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+__all__ = ["LLM", "Completion", "Encoded", "RequestOutput"]
 IMAGE_LIMITS = ("max_image_tokens", "max_image_pixels")
 LEVELS = ("error", "warning", "info", "debug")
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from minisgl import LLM, cli, receipt
 from minisgl.cli.verify_answer import Answer, differences
-from minisgl.llm_prompts import Encoded
+from minisgl.llm import Encoded
 from minisgl.receipt import Receipt
 from tests.helpers.data_parallel import engine_processes, until_all_ready
 from tests.helpers.e2e import ServerProcess, serving

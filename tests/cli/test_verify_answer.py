@@ -15,8 +15,7 @@ import torch
 
 from minisgl import LLM, SamplingParams, receipt
 from minisgl.cli.verify_answer import Answer, differences
-from minisgl.llm import Completion
-from minisgl.llm_prompts import Encoded
+from minisgl.llm import Completion, Encoded
 from minisgl.receipt import LogprobDigest, Model, Receipt
 from minisgl.tokenizer.echo import echo_json
 from tests.helpers.models import reference_logits, save, tiny_model

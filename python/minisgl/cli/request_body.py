@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from minisgl.config import ConfigError
 
 if TYPE_CHECKING:
@@ -60,8 +58,8 @@ def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> lis
 
 
 def chat_ids(llm: LLM, chat: ChatRequest, seen: Seen | None = None) -> list[int]:
-    """Return the token ids of a conversation's prompt, with the virtual ids of the images in `seen`. Raises `ApiError`
-    or `ConfigError`."""
+    """Return the token ids of a conversation's prompt, with a placeholder for each of the images in `seen`. Raises
+    `ApiError` or `ConfigError`."""
     from minisgl.server.core.prompts import conversation
     from minisgl.server.core.tools import Parsing
     from minisgl.server.core.turn import of_allowed_tools
@@ -74,8 +72,7 @@ def chat_ids(llm: LLM, chat: ChatRequest, seen: Seen | None = None) -> list[int]
         )
     except ChatTemplateError as error:
         raise ConfigError(str(error)) from error
-    ids = encoded(llm, text, is_whole=True)
-    return ids if seen is None else seen.expand(np.array(ids, np.int32), "messages").tolist()
+    return encoded(llm, text, is_whole=True)
 
 
 def encoded(llm: LLM, text: str, *, is_whole: bool) -> list[int]:

@@ -18,8 +18,7 @@ from minisgl.receipt import LogprobDigest, Receipt, Tokens
 from minisgl.sampling_params import ParamError, SamplingParams
 
 if TYPE_CHECKING:
-    from minisgl.llm import LLM, Completion
-    from minisgl.llm_prompts import Encoded
+    from minisgl.llm import LLM, Completion, Encoded
 
 T = TypeVar("T", int, float)
 

@@ -13,13 +13,13 @@ import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from minisgl.cli import request_body
 from minisgl.config import ConfigError, ImageLimits
-from minisgl.llm_prompts import Encoded
+from minisgl.llm import LLM, Encoded
 from minisgl.server.apis.anthropic.body import MessagesRequest
 from minisgl.server.apis.anthropic.endpoint import to_chat as chat_of_messages
 from minisgl.server.apis.ollama.body import OllamaChatRequest, OllamaGenerateRequest
@@ -34,9 +34,6 @@ from minisgl.server.core.fields import present
 from minisgl.server.core.request import checked
 from minisgl.server.core.sight import GivenImage, Seen, Sight, images_of
 from minisgl.server.core.tools import Parsing
-
-if TYPE_CHECKING:
-    from minisgl.llm import LLM
 
 Read = Callable[[dict[str, Any]], Encoded]
 MAX_IMAGES = 1 << 20  # no limit: the server that answered had its own
@@ -104,21 +101,20 @@ class PromptReader:
         """Return the prompt of token ids. `files` are its images, at the placeholders: one for each, or one for each of
         its tokens, as responses show them."""
         if (seen := self._see(())) is None:
-            return Encoded(np.array(ids, np.int32), ids)
+            return _with_images(ids, None)
         seen.template.order = [*range(len(seen.prepared))]
         counts, at, once = iter([one.num_tokens for one in seen.prepared]), 0, list[int]()
         while at < len(ids):
             once.append(ids[at])
             run = next(counts, 1) if ids[at] == seen.marker_id else 1
             at += run if {*ids[at : at + run]} == {ids[at]} else 1
-        return Encoded(seen.expand(np.array(once, np.int32), "prompt"), ids, None, seen.images)
+        return _with_images(once, seen)
 
     def _of_chat(self, chat: ChatRequest) -> Encoded:
         if not chat.messages:
             raise ConfigError("messages: must not be empty")
         seen = self._see(images_of(chat.messages))
-        ids = request_body.chat_ids(self._llm, chat, seen)
-        return Encoded(np.array(ids, np.int32), ids, None, () if seen is None else seen.images)
+        return _with_images(request_body.chat_ids(self._llm, chat, seen), seen)
 
     # ------------------------------------------------------------------------------------------------------- bodies
 
@@ -160,6 +156,12 @@ class PromptReader:
     def _ollama(self, request: OllamaChatRequest | OllamaGenerateRequest) -> Encoded:
         fields = conversation_of(Parsing(self._llm.tokenizer), request)
         return self._of_chat(checked(present(fields), ChatRequest))
+
+
+def _with_images(ids: list[int], seen: Seen | None) -> Encoded:
+    """Return the prompt with the images of `seen` at the placeholders. Raises `ApiError`."""
+    array = np.array(ids, np.int32)
+    return Encoded(array, ids) if seen is None else Encoded(seen.expand(array, "prompt"), ids, None, seen.images)
 
 
 async def _at_once(work: Callable[[], Any]) -> Any:
