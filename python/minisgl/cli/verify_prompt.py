@@ -139,8 +139,9 @@ class PromptReader:
         prompt, *others = request.prompts()
         if others:
             raise ConfigError("prompt: must be one prompt, not several")
-        is_text = isinstance(prompt, str)
-        return self._plain(request_body.encoded(self._llm, prompt, is_whole=False) if is_text else prompt)
+        if isinstance(prompt, str):
+            prompt = request_body.encoded(self._llm, prompt, is_whole=False)
+        return self._plain(prompt)
 
     def _ollama_chat(self, body: dict[str, Any]) -> Encoded:
         return self._ollama(checked(body, OllamaChatRequest))

@@ -56,8 +56,8 @@ def routing_fields(body: bytes) -> RoutingFields:
         sent = decoded(body, _Body)
     except WRONG:
         return _NOTHING
-    fields = (sent.tools, sent.system, sent.instructions, sent.messages, sent.input)
-    fields += (sent.images, sent.prompt, sent.text, sent.input_ids)
+    shared = (sent.tools, sent.system, sent.instructions, sent.messages, sent.input)
+    fields = (*shared, sent.images, sent.prompt, sent.text, sent.input_ids)
     text = b"".join(begin_of(one, MAX_BYTES) for one in fields)[:MAX_BYTES]
     return RoutingFields(text_of(sent.model), np.frombuffer(text, np.uint8).astype(np.int32))
 
