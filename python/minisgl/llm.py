@@ -40,6 +40,7 @@ from minisgl.utils.progress import Display
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+__all__ = ["LLM", "Completion", "Encoded", "RequestOutput"]
 IMAGE_LIMITS = ("max_image_tokens", "max_image_pixels")
 LEVELS = ("error", "warning", "info", "debug")
 
@@ -427,4 +428,6 @@ def _say(text: str) -> None:
 
 def _is_one(prompts: Prompt | Sequence[Prompt] | Sequence[Message]) -> bool:
     """Return whether it is one prompt: a text, a mapping or token ids."""
-    return isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer))
+    return isinstance(prompts, str | Mapping | Encoded) or (
+        len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
+    )

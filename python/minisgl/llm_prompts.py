@@ -25,14 +25,6 @@ from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.pictures import Images
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or a mapping with either as `prompt` (vLLM: `prompt_token_ids`) and its `images` (vLLM:
-`multi_modal_data`), for each of which the prompt has the model's placeholder once."""
-Message = dict[str, Any]
-_KEYS = {"prompt", "prompt_token_ids", "images", "multi_modal_data"}
-_PARTS = {"image": ("image", "url", "path"), "image_url": ("image_url",), "image_pil": ("image_pil",)}
-"""Types of content parts with an image, and the keys that may have it: OpenAI's, Hugging Face's, vLLM's."""
-
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
@@ -45,6 +37,15 @@ class Encoded:
     images: tuple[PromptImage, ...] = ()
 
 
+Prompt = str | Sequence[int] | Mapping[str, Any] | Encoded
+"""A text, token ids, or a mapping with either as `prompt` (vLLM: `prompt_token_ids`) and its `images` (vLLM:
+`multi_modal_data`), for each of which the prompt has the model's placeholder once."""
+Message = dict[str, Any]
+_KEYS = {"prompt", "prompt_token_ids", "images", "multi_modal_data"}
+_PARTS = {"image": ("image", "url", "path"), "image_url": ("image_url",), "image_pil": ("image_pil",)}
+"""Types of content parts with an image, and the keys that may have it: OpenAI's, Hugging Face's, vLLM's."""
+
+
 class PromptEncoder:
     """Encodes the prompts of one model."""
 
@@ -55,6 +56,8 @@ class PromptEncoder:
 
     def encode(self, prompt: Prompt) -> Encoded:
         """Encode a text or token ids, with images if it is a mapping. Raises `ParamError`."""
+        if isinstance(prompt, Encoded):
+            return prompt
         given, sources = _parsed(prompt) if isinstance(prompt, Mapping) else (prompt, [])
         text = given if isinstance(given, str) else None
         prepared = [self._prepared(source, f"images.{i}") for i, source in enumerate(sources)]

@@ -69,10 +69,11 @@ class Numerics(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """A receipt of one answer. `sampling` includes the seed, and no adapter id, since the adapter has a digest.
-    `logprobs` is the SHA-256 of the sampled tokens' log probabilities (natural logarithm, little-endian float32), or
-    None if none were computed. `sha256` covers all fields before it but `minisgl`. `signature` is Ed25519 over that
-    digest, in base64, by the public key `signer`."""
+    """A receipt of one answer. `images` has the digests (hex) of the prompt's images, on which their ids in the prompt
+    depend (`minisgl.prompt_image`); receipts of prompts without images leave it out. `sampling` includes the seed, and
+    no adapter id, since the adapter has a digest. `logprobs` is the SHA-256 of the sampled tokens' log probabilities
+    (natural logarithm, little-endian float32), or None if none were computed. `sha256` covers all fields before it but
+    `minisgl`. `signature` is Ed25519 over that digest, in base64, by the public key `signer`."""
 
     receipt: Literal[1] = 1
     minisgl: str
@@ -80,6 +81,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     numerics: Numerics
     sampling: SamplingParams
     prompt: Tokens
+    images: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     answer: Tokens
     finish_reason: str
     logprobs: str | None
@@ -104,14 +106,17 @@ def make(
     finish_reason: str,
     logprobs: str | None,
     key: Ed25519PrivateKey | None = None,
+    images: Sequence[bytes] = (),
 ) -> Receipt:
-    """Build a receipt, signed if `key` is given. `sampling` is the engine's, of one answer, with its seed."""
+    """Build a receipt, signed if `key` is given. `sampling` is the engine's, of one answer, with its seed. `images` are
+    the digests of the prompt's images, in order."""
     receipt = Receipt(
         minisgl=own_version(),
         model=model,
         numerics=numerics,
         sampling=_plain_sampling(sampling),
         prompt=Tokens.of(prompt),
+        images=tuple(digest.hex() for digest in images) or msgspec.UNSET,
         answer=Tokens.of(answer),
         finish_reason=finish_reason,
         logprobs=logprobs,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from minisgl import LLM, SamplingParams, cli
+from tests.helpers import sight
 from tests.helpers.forking import Minisgl, run
+from tests.helpers.vision_chat import talking
 
 
 class Screen(io.StringIO):
@@ -50,3 +53,18 @@ def test_generate_ends_when_nobody_reads() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait() == 1
+
+
+def test_generate_takes_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the prompt, or at its placeholders with `--raw`."""
+    folder = talking(tmp_path)
+    (tmp_path / "a.png").write_bytes(sight.png())
+    answers = []
+    for prompt, *flags in (["what?"], [f"<user>{sight.MARKED}what?</user>\n<assistant>", "--raw"], ["what?", "text"]):
+        screen = Screen()
+        monkeypatch.setattr("sys.stdout", screen)
+        image = ["--image", str(tmp_path / "a.png")] if "text" not in flags else []
+        settings = ["--model", str(folder), "--num-pages", "64", "--max-tokens", "8", "--log-level", "error"]
+        assert cli.main(["generate", prompt, *settings, *image, *(one for one in flags if one != "text")]) == 0
+        answers.append(screen.getvalue())
+    assert answers[0] == answers[1] != answers[2]

@@ -12,12 +12,14 @@ from typing import Any
 
 import httpx
 import msgspec
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from minisgl import LLM, cli, receipt
 from minisgl.cli.verify_answer import Answer, differences
+from minisgl.llm import Encoded
 from minisgl.receipt import Receipt
 from tests.helpers.data_parallel import engine_processes, until_all_ready
 from tests.helpers.e2e import ServerProcess, serving
@@ -286,4 +288,5 @@ def test_answers_served_among_others_are_what_they_are_alone(
     with LLM("smollm2", engine="cpu", max_prefill_length=48, num_pages=64, log_level="error") as llm:
         for choice in found:
             one = receipt.parse(json.dumps(choice["receipt"]).encode())
-            assert differences(llm, one, choice["prompt_token_ids"], said=Answer(choice["token_ids"])) == []
+            prompt = Encoded(np.array(choice["prompt_token_ids"], np.int32), [])
+            assert differences(llm, one, prompt, said=Answer(choice["token_ids"])) == []

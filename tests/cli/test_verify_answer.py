@@ -15,14 +15,15 @@ import torch
 
 from minisgl import LLM, SamplingParams, receipt
 from minisgl.cli.verify_answer import Answer, differences
-from minisgl.llm import Completion
+from minisgl.llm import Completion, Encoded
 from minisgl.receipt import LogprobDigest, Model, Receipt
 from minisgl.tokenizer.echo import echo_json
 from tests.helpers.models import reference_logits, save, tiny_model
 
 pytestmark = pytest.mark.any_cpu
 
-PROMPT = list(range(40, 70))
+IDS = list(range(40, 70))
+PROMPT = Encoded(np.array(IDS, np.int32), IDS)
 SAMPLING = SamplingParams(
     temperature=0,
     max_tokens=12,
@@ -64,7 +65,7 @@ def receipt_of(llm: LLM, answer: Completion, ids: list[int] | None = None, **cha
         Model("a", None, "b", "c"),
         numerics,
         SAMPLING,
-        PROMPT,
+        IDS,
         answer.token_ids if ids is None else ids,
         str(answer.finish_reason),
         digest.shown(),
@@ -73,7 +74,7 @@ def receipt_of(llm: LLM, answer: Completion, ids: list[int] | None = None, **cha
 
 
 def logprobs_of(reference: Any, prefix: list[int], tokens: list[int]) -> list[float]:
-    logits = reference_logits(reference, [*PROMPT, *prefix])[-1]
+    logits = reference_logits(reference, [*IDS, *prefix])[-1]
     return torch.log_softmax(logits, -1)[tokens].tolist()  # type: ignore[no-any-return]
 
 

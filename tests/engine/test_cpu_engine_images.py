@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from minisgl import envs
+from minisgl.config import ConfigError
 from minisgl.engine import cpu_loading
-from minisgl.engine.cpu_engine import CpuEngine, ImageCounts
+from minisgl.engine.api import ImageCounts
+from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.message import AddRequest, ToEngine
 from minisgl.prompt_image import FIRST_VIRTUAL_ID, PromptImage
 from minisgl.sampling_params import SamplingParams
@@ -24,7 +27,7 @@ from tests.conftest import CONTROL_PLANES
 from tests.helpers.engines import Collector, load
 from tests.helpers.models import LOGITS_WITHIN, save, tiny_model
 from tests.helpers.processor import cpu_flags
-from tests.helpers.vision import prompt_of, random_image, saved, seer, their_logits
+from tests.helpers.vision import FAMILIES, prompt_of, random_image, saved, seer, their_logits
 
 pytestmark = pytest.mark.any_cpu
 
@@ -38,6 +41,7 @@ PROMPTS: dict[str, Sequence[int | PromptImage]] = {
     "one twice": [2, random_image(4, 4), 3, random_image(4, 4), 4],
     "text": [20],
 }
+each_family = pytest.mark.parametrize("model", FAMILIES, indirect=True)
 LONG = prompt_of([6, random_image(8, 6), 4, random_image(6, 10), 5])
 
 
@@ -49,8 +53,8 @@ class Answer:
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return seer()
+def model(request: pytest.FixtureRequest) -> Any:
+    return seer(getattr(request, "param", "qwen3-vl"))
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +118,13 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("MINISGL_CPU_ISA", request.param)
 
 
-@pytest.mark.parametrize("taps", [(0, 2), (1,), ()])
+@pytest.mark.parametrize(
+    ("family", "tower"),
+    [*((one, {}) for one in FAMILIES), *(("qwen3-vl", {"deepstack_visual_indexes": one}) for one in ([1], []))],
+)
 @pytest.mark.usefixtures("isa")
-def test_logits_equal_transformers_at_every_position(taps: tuple[int, ...], tmp_path: Path) -> None:
-    model = seer(taps=taps)
+def test_logits_equal_transformers_at_every_position(family: str, tower: dict[str, Any], tmp_path: Path) -> None:
+    model = seer(family, tower=tower)
     engine, _ = load("cpu", saved(model, tmp_path), num_pages=64, num_threads=2)
     assert isinstance(engine, CpuEngine) and engine.info.sees
     for name, parts in PROMPTS.items():
@@ -129,6 +136,7 @@ def test_logits_equal_transformers_at_every_position(taps: tuple[int, ...], tmp_
     engine.close()
 
 
+@each_family
 def test_generated_tokens_are_those_of_transformers(model: Any, answer: Answer) -> None:
     ids, images = LONG
     theirs = their_logits(model, np.array([*ids, *answer.tokens], np.int32), images)[len(ids) - 1 : -1].log_softmax(-1)
@@ -144,6 +152,7 @@ def test_a_pixel_changes_the_answer(folder: Path, answer: Answer) -> None:
     one.close()
 
 
+@each_family
 @pytest.mark.parametrize("chunk", [1, 5, 17])
 def test_chunks_that_end_within_an_image_change_no_bit(folder: Path, answer: Answer, plane: str, chunk: int) -> None:
     one = collector(folder, max_prefill_length=chunk, cpu_backend=plane)
@@ -153,6 +162,7 @@ def test_chunks_that_end_within_an_image_change_no_bit(folder: Path, answer: Ans
     one.close()
 
 
+@each_family
 def test_a_cached_image_runs_no_tower_and_changes_no_bit(folder: Path, answer: Answer, plane: str) -> None:
     one = collector(folder, cpu_backend=plane)
     cold, warm = (finish(one, [request(i, LONG)])[i] for i in range(2))
@@ -165,6 +175,7 @@ def test_a_cached_image_runs_no_tower_and_changes_no_bit(folder: Path, answer: A
     one.close()
 
 
+@each_family
 def test_other_requests_of_a_step_change_no_bit(folder: Path, answer: Answer, plane: str) -> None:
     one = collector(folder, cpu_backend=plane)
     prompts = [LONG, *(prompt_of(parts, seed=9) for parts in PROMPTS.values())]
@@ -177,6 +188,7 @@ def test_other_requests_of_a_step_change_no_bit(folder: Path, answer: Answer, pl
     one.close()
 
 
+@each_family
 def test_retracted_requests_go_on_with_the_same_bits(folder: Path) -> None:
     prompts = [prompt_of([3 + i, random_image(6, 4, seed=i), 4], seed=i) for i in range(8)]
     roomy, small = collector(folder), collector(folder, num_pages=24, max_seq_len=90, cpu_backend="python")
@@ -198,6 +210,7 @@ def test_evicted_features_are_computed_again(folder: Path, answer: Answer, monke
     one.close()
 
 
+@each_family
 def test_a_request_that_has_generated_elsewhere_goes_on(folder: Path, answer: Answer) -> None:
     one = collector(folder)
     ids = np.array([*LONG[0], *answer.tokens[:3]], np.int32)
@@ -236,7 +249,7 @@ def test_drafts_with_virtual_ids_are_rejected(folder: Path) -> None:
             drafted.append(int(np.count_nonzero(decoded >= FIRST_VIRTUAL_ID)))
             return launch(plan, buffers, assigned)
 
-        one.engine.launch = watched  # type: ignore[method-assign]
+        one.engine.launch = watched  # type: ignore[assignment, method-assign]
         finish(one, [request(0, (ids, images))])
         answers.append(finish(one, [request(1, (ids[:8], ()), allowed_token_ids=(9,), max_tokens=20)])[1].logprobs)
         one.close()
@@ -325,3 +338,30 @@ def test_log_probabilities_of_prompts_with_images_are_refused(folder: Path) -> N
     assert finish(one, [request(0, LONG, prompt_logprobs=1)]) == {}
     assert one.errors[0] == "images: prompt_logprobs are not supported with images"
     one.close()
+
+
+def _copy(folder: Path, to: Path, weights: dict[str, torch.Tensor]) -> Path:
+    for name in ("config.json", "preprocessor_config.json"):
+        (to / name).write_bytes((folder / name).read_bytes())
+    save_file(weights, to / "model.safetensors")
+    return to
+
+
+def test_a_folder_without_tensors_of_the_tower_does_not_see(folder: Path, tmp_path: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: one for name, one in weights.items() if "visual." not in name}
+    engine, _ = load("cpu", _copy(folder, tmp_path, kept), num_pages=64)
+    assert not engine.info.sees
+    engine.close()
+
+
+@pytest.mark.parametrize("damage", ["missing", "unknown", "shape"])
+def test_tensors_that_do_not_fit_the_tower_are_refused(folder: Path, tmp_path: Path, damage: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = "model.visual.blocks.1.attn.qkv.weight"
+    if damage == "missing":
+        del weights[name]
+    else:
+        weights[name if damage == "shape" else "model.visual.blocks.9.norm1.weight"] = torch.ones(4, 4)
+    with pytest.raises(ConfigError, match=r"model\.visual\.blocks\.[19]\.(attn\.qkv|norm1)\.weight"):
+        load("cpu", _copy(folder, tmp_path, weights), num_pages=64)

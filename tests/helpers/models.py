@@ -112,6 +112,10 @@ def save(
     size = "40KB" if shards else "1GB"
     model.save_pretrained(folder, max_shard_size=size, save_original_format=original_names)
     assert (folder / "model.safetensors.index.json").exists() == shards
+    if model.config.model_type == "qwen3_vl_moe":  # as published: transformers turns experts when it loads them
+        for file in folder.glob("*.safetensors"):
+            stored = {n: one.mT.contiguous() if ".experts." in n else one for n, one in load_file(file).items()}
+            save_file(stored, file, {"format": "pt"})
     if tokenizer:
         (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
     return folder

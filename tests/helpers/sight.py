@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,11 @@ TEMPLATE = (
 MAX_SEQ_LEN = 4096
 
 
-def seeing_json() -> str:
+def seeing_json(tokens: Sequence[str] = TOKENS) -> str:
     """Return the echo tokenizer with the tokens of images, as the text of a tokenizer.json."""
     tokenizer = json.loads(echo_json())
     like = tokenizer["added_tokens"][-1]
-    tokenizer["added_tokens"] += [like | {"id": START_ID + i, "content": one} for i, one in enumerate(TOKENS)]
+    tokenizer["added_tokens"] += [like | {"id": START_ID + i, "content": one} for i, one in enumerate(tokens)]
     return json.dumps(tokenizer)
 
 

@@ -335,6 +335,8 @@ MODELS = {
         vision=_QWEN),
     "qwen3-vl": _model("Qwen3VLForConditionalGeneration", "Qwen3-VL", "its language model", _MROPE,
         vision={**_QWEN, "deepstack_visual_indexes": []}),
+    "qwen3-vl-moe": _model("Qwen3VLMoeForConditionalGeneration", "Qwen3-VL-30B-A3B, 235B-A22B", "the same, experts",
+        _MOE, _MROPE, vision={**_QWEN, "deepstack_visual_indexes": []}),
     "qwen3.5": _model("Qwen3_5ForCausalLM", "Qwen3.5-0.8B to 27B, their text models",
         "gated delta nets with states, gated attention", _DELTA, linear_value_head_dim=40, tie_word_embeddings=True),
     "qwen3.5-that-sees": _model("Qwen3_5ForConditionalGeneration", "Qwen3.5-0.8B to 27B", "their language models",

@@ -13,6 +13,7 @@ import torch
 from minisgl.prompt_image import PromptImage, digest_of, virtual_ids
 from minisgl.step import Int32Array
 from tests.helpers.models import randomised, save
+from tests.helpers.variants import MODELS
 
 IMAGE_ID, VIDEO_ID, START_ID, END_ID = 127, 126, 125, 124
 PATCH, MERGE = 4, 2
@@ -33,6 +34,7 @@ _TEXT = {
         "mrope_interleaved": True,
     },
 }
+_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 _TOWER = {
     "initializer_range": 0.15,
     "depth": 3,
@@ -45,6 +47,25 @@ _TOWER = {
     "out_hidden_size": 48,
     "num_position_embeddings": 36,
 }
+_HALF = {
+    "head_dim": 32,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [3, 3, 2],
+        "mrope_interleaved": True,
+    },
+}
+_DEEP = {"deepstack_visual_indexes": [0, 2]}
+_HEADS_OF_72 = {"hidden_size": 144}  # the size of published towers
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen3-vl": ("Qwen3VLForConditionalGeneration", {}, _DEEP),
+    "qwen3-vl-moe": ("Qwen3VLMoeForConditionalGeneration", _EXPERTS, _DEEP),
+    "qwen3.5": ("Qwen3_5ForConditionalGeneration", MODELS["qwen3.5-that-sees"].config | _HALF, _HEADS_OF_72),
+    "qwen3.5-moe": ("Qwen3_5MoeForConditionalGeneration", MODELS["qwen3.5-moe-that-sees"].config | _HALF, {}),
+}
+"""Families with their class in transformers, and what differs from `_TEXT` and `_TOWER`."""
 _PROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessorFast",
     "patch_size": PATCH,
@@ -98,16 +119,15 @@ def gemma(*, tower: Mapping[str, Any] = {}, **text: Any) -> Any:
     return model
 
 
-def seer(*, taps: Sequence[int] = (0, 2), architecture: str = "Qwen3VLForConditionalGeneration", **text: Any) -> Any:
-    """Return a tiny model that sees, in float32. `taps`: layers of the tower with DeepStack; `text`: settings of the
-    text model."""
+def seer(family: str = "qwen3-vl", *, tower: Mapping[str, Any] | None = None, **text: Any) -> Any:
+    """Return a tiny model that sees, in float32. `tower`, `text`: further settings of its tower and its text model."""
     import transformers
 
+    architecture, of_text, of_tower = FAMILIES[family]
     kind = getattr(transformers, architecture)
-    tower = _TOWER | ({} if architecture.startswith("Qwen3_5") else {"deepstack_visual_indexes": list(taps)})
     config = kind.config_class(
-        text_config=_TEXT | text,
-        vision_config=tower,
+        text_config=_TEXT | of_text | text,
+        vision_config=_TOWER | of_tower | (tower or {}),
         image_token_id=IMAGE_ID,
         video_token_id=VIDEO_ID,
         vision_start_token_id=START_ID,
@@ -139,7 +159,7 @@ def random_image(rows: int, columns: int, seed: int = 0) -> PromptImage:
 
 def prompt_of(parts: Sequence[int | PromptImage], seed: int = 0) -> tuple[Int32Array, tuple[PromptImage, ...]]:
     """Return the ids of a prompt and its images. `parts`: images, and counts of random tokens between them."""
-    rng, ids, images = np.random.default_rng(seed), [], []
+    rng, ids, images = np.random.default_rng(seed), list[Int32Array](), list[PromptImage]()
     for part in parts:
         if isinstance(part, PromptImage):
             start = sum(map(len, ids))

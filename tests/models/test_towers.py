@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from minisgl.config import ConfigError
 from minisgl.models.config import load_config, read_config
@@ -22,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tower_of(folder: Path, **vision: Any) -> Tower | None:
     raw = read_config(folder)[0]
     changed = raw | {"vision_config": {**raw["vision_config"], **vision}}
-    return find_tower(changed, load_config(folder), folder)
+    return find_tower(changed, load_config(folder))
 
 
 def test_a_tower_is_an_encoder_of_patches(folder: Path) -> None:
@@ -73,12 +72,3 @@ def test_sections_that_do_not_fit_a_head_are_refused(folder: Path, sections: lis
 def test_towers_that_we_cannot_compute_are_refused(folder: Path, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         tower_of(folder, **changes)
-
-
-def test_without_tensors_of_the_tower_there_is_none(folder: Path, tmp_path: Path) -> None:
-    for name in ("config.json", "generation_config.json"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    weights = load_file(folder / "model.safetensors")
-    save_file({name: one for name, one in weights.items() if "visual." not in name}, tmp_path / "model.safetensors")
-    assert tower_of(tmp_path) is None
-    assert find_tower(read_config(tmp_path)[0], load_config(tmp_path), tmp_path, dummy=True) is not None

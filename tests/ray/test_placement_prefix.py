@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import random
 from typing import Any
 
 import pytest
@@ -32,6 +34,20 @@ def test_tools_and_the_system_text_come_first() -> None:
     other = {"tools": tools, "messages": [{"role": "user", "content": "b"}]}
     assert common(one, other) > 300
     assert common({"system": "s" * 90, "messages": ["a"]}, {"messages": ["b"], "system": "s" * 90}) > 90
+
+
+def test_an_image_goes_where_it_was_and_another_does_not() -> None:
+    rng = random.Random(3)
+    same, other = ("iVBORw0KGgo" + base64.b64encode(rng.randbytes(90_000)).decode() for _ in range(2))
+
+    def chat(data: str, question: str) -> dict[str, Any]:
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        return {"messages": [{"role": "user", "content": [image, {"type": "text", "text": question}]}]}
+
+    assert common(chat(same, "What?"), chat(same, "Where?")) == MAX_BYTES
+    assert common(chat(same, "What?"), chat(other, "What?")) < 150
+    one, *others = ({"images": [data], "prompt": text} for data, text in ((same, "a"), (same, "b"), (other, "a")))
+    assert [common(one, body) == MAX_BYTES for body in others] == [True, False]
 
 
 @pytest.mark.parametrize("field", ["prompt", "input", "text", "input_ids", "instructions"])

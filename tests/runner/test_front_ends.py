@@ -35,6 +35,7 @@ from minisgl.message import (
 )
 from minisgl.message.codec import MAX_FRAME_BYTES, Codec, encode, framed
 from minisgl.message.heartbeat import Activity
+from minisgl.prompt_image import PromptImage
 from minisgl.runner import front_end
 from minisgl.runner.front_end_ids import MAX_CONNECTIONS, owner, split, within
 from minisgl.runner.front_ends import FrontEnds, ParentGone
@@ -195,6 +196,18 @@ def test_the_largest_request_id_is_valid(hub: Hub, expected: Expected) -> None:
     request = add(ID_LIMIT - 1, [1, 2], 5)
     second.send(request)
     exact(second, [request], expected)
+
+
+def test_images_end_only_their_request_if_the_model_does_not_see(hub: Hub, expected: Expected) -> None:
+    """The pixels are as many as a request may have: they come in many reads."""
+    images = tuple(PromptImage(bytes([i]) * 32, 0, 1, (2, 2), bytes(3 << 20)) for i in range(16))
+    peer, plain = hub.peer(), add(1, [1, 2], 5)
+    peer.send(msgspec.structs.replace(add(0, [1, 2], 5), images=images), plain)
+    peer.until(lambda _: peer.num_ended >= 2)
+    found = streams(peer.received)
+    assert found[0] == ([], FinishReason.ERROR) and found[1] == expected([plain])[1]
+    errors = [one.errors for one in peer.received if isinstance(one, StepTokens) and one.errors]
+    assert errors == [{0: "images: the model does not see"}]
 
 
 def test_finish_and_abort_end_only_requests_of_their_front_end(hub: Hub, expected: Expected) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 CONNECT_TIMEOUT_S = 10.0
+_IMAGE = "messages.content.image_url"  # in the header of a server that left images out
 
 
 class ChatError(Exception):
@@ -79,6 +80,8 @@ class ChatClient:
                 if response.status_code != 200:
                     await response.aread()
                     raise self._refusal(response)
+                if _IMAGE in response.headers.get("x-minisgl-ignored", ""):
+                    raise ChatError("the model reads text only: it would answer without the images", 400)
                 async for data in _events(response):
                     if data == b"[DONE]":
                         return

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from minisgl.chat.client import ChatClient, ChatError
+from minisgl.chat.pictures import COMMAND, PictureError, data_url, files_of
 
 HELP = """\
 /help            this list
 /reset           forget the conversation (the system prompt stays)
 /system TEXT     set the system prompt; without TEXT remove it
+/image FILE ...  attach images to the next message; without FILE remove them
 /stats           show time to first token and tokens per second after each answer, or stop showing them
 /exit            leave (also Ctrl-D)
 //TEXT           say something that begins with a slash
@@ -49,7 +51,8 @@ class Stats:
 
 
 class Session:
-    """A conversation with one model of a server. `settings` are further fields of each request, such as temperature."""
+    """A conversation with one model of a server. `settings` are further fields of each request, such as temperature.
+    `images` are data URLs for the first message."""
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class Session:
         system: str | None = None,
         settings: Mapping[str, Any] | None = None,
         show_stats: bool = False,
+        images: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
@@ -66,7 +70,8 @@ class Session:
         self._clock = clock
         self.model = model
         self.system = system or None
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
+        self.images = [*images]  # of the next message
         self.show_stats = show_stats
         self.on_thought: Callable[[str], None] = lambda text: None  # receives reasoning
         self.stats: Stats | None = None  # of the last answer; None before the first
@@ -81,6 +86,8 @@ class Session:
         if name == "/system":
             self.system = rest or None
             return "system prompt set" if rest else "no system prompt"
+        if name == COMMAND:
+            return self._attach(rest)
         if rest and name in ("/help", "/reset", "/stats", "/exit"):
             return f"{name} takes no argument"
         if name == "/help":
@@ -95,9 +102,27 @@ class Session:
             raise Exit
         return f"{name}: no such command: /help lists them"
 
+    def _attach(self, files: str) -> str:
+        """Attach files to the next message, or remove what is attached, and return the text to show."""
+        if not files:
+            self.images.clear()
+            return "no images are attached"
+        try:
+            self.images += [data_url(file) for file in files_of(files)]
+        except PictureError as error:
+            return str(error)
+        return f"images for the next message: {len(self.images)}"
+
+    def _question(self, text: str) -> dict[str, Any]:
+        content = text.removeprefix("/") if text.startswith("//") else text
+        if not self.images:
+            return {"role": "user", "content": content}
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        return {"role": "user", "content": [*parts, {"type": "text", "text": content}]}
+
     async def ask(self, text: str) -> AsyncGenerator[str, None]:
         """Send `text` and yield the answer in chunks. Close the iterator to stop it. Raises `ChatError`."""
-        question = {"role": "user", "content": text.removeprefix("/") if text.startswith("//") else text}
+        question = self._question(text)
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         body = {**self._settings, "model": self.model, "messages": [*system, *self.messages, question]}
         conversation = self.messages
@@ -116,12 +141,16 @@ class Session:
                         yield chunk.text
         except ChatError as error:
             self.finish_reason = None
+            if error.status in (400, 413) and self.images:
+                self.images.clear()
+                raise ChatError(f"{error} (images are no longer attached)", error.status) from error
             if error.status == 400 and "context" in str(error) and self.messages:
                 raise ChatError(f"{error} (/reset forgets the conversation)", error.status) from error
             raise
         finally:
             if shown or self.finish_reason is not None:
                 conversation += [question, {"role": "assistant", "content": "".join(shown)}]
+                self.images.clear()
             self.stats = timing.stats()
 
 

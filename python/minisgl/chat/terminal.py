@@ -11,18 +11,21 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
 
 from minisgl.chat.client import ChatError
+from minisgl.chat.pictures import COMMAND
 from minisgl.chat.session import Exit, Session
 
 PROMPT = "> "
@@ -41,6 +44,18 @@ class Lines(Protocol):
         """Return the next message of the user. Raises `EOFError` at the end and `TypingStopped` on Ctrl-C."""
 
 
+class PathAfterImage(Completer):
+    """Completes the path in a line `/image PATH`."""
+
+    _paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        """Yield completions of the path before the cursor; none in another line."""
+        name, _, path = document.text_before_cursor.partition(" ")
+        if name == COMMAND and "\n" not in path:
+            yield from self._paths.get_completions(Document(path), complete_event)
+
+
 class Typed:
     """Messages that a person types, with history. Enter sends; Alt-Enter or a backslash begins a new line."""
 
@@ -52,6 +67,8 @@ class Typed:
             multiline=True,
             history=history,
             auto_suggest=AutoSuggestFromHistory(),
+            completer=PathAfterImage(),
+            complete_while_typing=False,
             key_bindings=_keys(),
             prompt_continuation=". ",
             interrupt_exception=TypingStopped,

@@ -46,6 +46,9 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
         "answers",
         "MINISGL_SHELL_TEMPERATURE, _TOP_P, _TOP_K and _MAX_TOKENS stand in for flags that are not given.",
     )
+    answers.add_argument(
+        "--image", metavar="FILE", action="append", default=[], help="image for the first message; may be repeated"
+    )
     answers.add_argument("--system", metavar="TEXT", help="system prompt (default: none)")
     answers.add_argument("--temperature", type=float, help="0: always the most likely token (default: the server's)")
     answers.add_argument(
@@ -90,6 +93,7 @@ async def _with_own_server(flags: Sequence[str], api_key: str | None, args: argp
     from minisgl.chat.own_server import ServerFailed, own_server
 
     settings_of(args)  # raises errors before a server is started
+    images_of(args)
     try:
         async with own_server(flags) as server:
             return await _converse(server.url, api_key, server.model, args, server.ended)
@@ -113,6 +117,16 @@ def settings_of(args: argparse.Namespace) -> dict[str, int | float]:
     return fields
 
 
+def images_of(args: argparse.Namespace) -> list[str]:
+    """Return the data URLs of the flag's images. Raises `ConfigError`."""
+    from minisgl.chat.pictures import PictureError, data_url
+
+    try:
+        return [data_url(file) for file in args.image]
+    except PictureError as error:
+        raise ConfigError(f"--image {error}") from error
+
+
 async def _converse(
     url: str, api_key: str | None, model: str | None, args: argparse.Namespace, gone: asyncio.Future[int] | None = None
 ) -> int:
@@ -120,14 +134,15 @@ async def _converse(
     from minisgl.chat.session import Session
     from minisgl.chat.terminal import Chat, Piped, Typed, file_history
 
-    settings = settings_of(args)
+    settings, images = settings_of(args), images_of(args)
     try:
         client = ChatClient(url, api_key)
         try:
             models = await client.models()
             if model is not None and model not in models:
                 raise ChatError(f"--model {model}: must be a model of the server: {', '.join(models)}")
-            session = Session(client, model or models[0], system=args.system, settings=settings, show_stats=args.stats)
+            name, said = model or models[0], args.system
+            session = Session(client, name, system=said, settings=settings, show_stats=args.stats, images=images)
             if sys.stdin.isatty():
                 _write(f"{session.model} at {client.base_url}. /help lists the commands, Ctrl-D leaves.\n")
                 lines: Typed | Piped = Typed(file_history(envs.state_dir() / "chat_history"))

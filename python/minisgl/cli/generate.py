@@ -26,8 +26,16 @@ NARRATE = setting(
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser = command(commands, "generate", run, help="one answer, without a server")
     parser.add_argument("prompt", help="a user message, or with --raw the text to complete")
+    asked = parser.add_argument_group("prompt")
+    asked.add_argument("--raw", action="store_true", help="complete the prompt as it is, without the chat template")
+    asked.add_argument(
+        "--image",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="image before the prompt; with --raw, that of the next placeholder in it; may be repeated",
+    )
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--raw", action="store_true", help="complete the prompt as it is, without the chat template")
     sampling.add_argument("--max-tokens", type=int, default=256, help="generated tokens at most")
     sampling.add_argument("--temperature", type=float, default=0.0, help="0: always the most likely token")
     sampling.add_argument("--top-p", type=float, default=1.0, help="sample from tokens of this total probability")
@@ -65,9 +73,12 @@ def run(args: argparse.Namespace) -> int:
             if narration is not None:
                 narration.begin(llm)
             if args.raw:
-                output = llm.generate(args.prompt, params, progress=False, on_text=on_text)[0]
+                prompt = {"prompt": args.prompt, "images": args.image}
+                output = llm.generate(prompt, params, progress=False, on_text=on_text)[0]
             else:
-                message = {"role": "user", "content": args.prompt}
+                images = [{"type": "image", "image": file} for file in args.image]
+                text: Any = [*images, {"type": "text", "text": args.prompt}] if images else args.prompt
+                message = {"role": "user", "content": text}
                 output = llm.chat([message], params, progress=False, on_text=on_text)[0]
             if failure := output.outputs[0].error:
                 raise ConfigError(failure)

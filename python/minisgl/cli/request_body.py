@@ -13,6 +13,7 @@ from minisgl.config import ConfigError
 if TYPE_CHECKING:
     from minisgl.llm import LLM
     from minisgl.server.core.bodies import ChatRequest
+    from minisgl.server.core.sight import Seen
 
 FIELDS = ("text", "prompt", "messages", "token_ids")
 
@@ -56,16 +57,19 @@ def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> lis
     return encoded(llm, given, is_whole=False) if isinstance(given, str) else given
 
 
-def chat_ids(llm: LLM, chat: ChatRequest) -> list[int]:
-    """Return the token ids of a conversation's prompt. Raises `ApiError` or `ConfigError`."""
+def chat_ids(llm: LLM, chat: ChatRequest, seen: Seen | None = None) -> list[int]:
+    """Return the token ids of a conversation's prompt, with a placeholder for each of the images in `seen`. Raises
+    `ApiError` or `ConfigError`."""
     from minisgl.server.core.prompts import conversation
     from minisgl.server.core.tools import Parsing
     from minisgl.server.core.turn import of_allowed_tools
     from minisgl.tokenizer import ChatTemplateError
 
-    shaped, variables = conversation(Parsing(llm.tokenizer), of_allowed_tools(chat))
+    shaped, variables = conversation(Parsing(llm.tokenizer), of_allowed_tools(chat), sees=seen is not None)
     try:
-        text = llm.tokenizer.apply_chat_template(shaped(), **variables)
+        text = llm.tokenizer.apply_chat_template(
+            shaped(), **variables if seen is None else {**variables, "images": seen.template}
+        )
     except ChatTemplateError as error:
         raise ConfigError(str(error)) from error
     return encoded(llm, text, is_whole=True)

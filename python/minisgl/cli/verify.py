@@ -19,6 +19,14 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("receipt", metavar="RECEIPT.json", help="the field `receipt` of a response, or the response")
     parser.add_argument("--prompt", metavar="FILE", required=True, help="the request's body (JSON), or a text")
     parser.add_argument(
+        "--image",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="image of the prompt, once for each in order; without it those in the body",
+    )
+    parser.add_argument("--max-image-tokens", type=int, default=1024, metavar="N", help="that of the server")
+    parser.add_argument(
         "--answer",
         metavar="FILE",
         help="file with the answer's text or token ids (JSON), to show where it differs and by how much",

@@ -18,7 +18,7 @@ from minisgl.receipt import LogprobDigest, Receipt, Tokens
 from minisgl.sampling_params import ParamError, SamplingParams
 
 if TYPE_CHECKING:
-    from minisgl.llm import LLM, Completion
+    from minisgl.llm import LLM, Completion, Encoded
 
 T = TypeVar("T", int, float)
 
@@ -49,12 +49,18 @@ class Answer:
 
 
 def differences(
-    llm: LLM, claim: Receipt, prompt: list[int], *, lora: str | None = None, said: Answer | None = None
+    llm: LLM, claim: Receipt, prompt: Encoded, *, lora: str | None = None, said: Answer | None = None
 ) -> list[str]:
     """Compute the answer of the receipt `found` alone and return a line for each difference from the receipt and from
     `said`; empty if all are equal. `llm` must have the receipt's model and arithmetic."""
-    if Tokens.of(prompt) != claim.prompt:
-        return [f"another prompt: {len(prompt)} tokens, in the receipt {claim.prompt.count}, with another digest"]
+    ours, theirs = (
+        [image.digest.hex() for image in prompt.images],
+        [] if isinstance(claim.images, msgspec.UnsetType) else list(claim.images),
+    )
+    if ours != theirs:
+        return [_different_images(ours, theirs)]
+    if Tokens.of(prompt.ids.tolist()) != claim.prompt:
+        return [f"another prompt: {len(prompt.ids)} tokens, in the receipt {claim.prompt.count}, with another digest"]
     sampling = claim.sampling
     if claim.finish_reason == "abort":  # ended by the client, at an unpredictable token
         sampling = msgspec.structs.replace(sampling, max_tokens=max(1, claim.answer.count))
@@ -68,11 +74,22 @@ def differences(
     return list(_Comparison(llm, claim, prompt, computed, lora).lines(said or Answer()))
 
 
+def _different_images(ours: Sequence[str], theirs: Sequence[str]) -> str:
+    """Return a line about the first image that differs from the receipt."""
+    if len(ours) != len(theirs):
+        return f"another number of images: {len(ours)}, in the receipt {len(theirs)}: give each with --image, in order"
+    at = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+    return (
+        f"another image {at}: {ours[at]}, in the receipt {theirs[at]} (the digest of its pixels after resizing, which "
+        "depends on the server's --max-image-tokens)"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Comparison:
     llm: LLM
     claim: Receipt
-    prompt: list[int]
+    prompt: Encoded
     computed: Completion
     lora: str | None
 
@@ -118,8 +135,9 @@ class _Comparison:
     def _logprob(self, common: Sequence[int], token: int) -> float | None:
         """Return the log probability of `token` after the prompt and `common`, or None if it is not valid there."""
         alone = SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=(token,), ignore_eos=True, logprobs=0)
+        prompt = replace(self.prompt, ids=np.append(self.prompt.ids, np.array(common, np.int32)))
         try:
-            (output,) = self.llm.generate([[*self.prompt, *common]], alone, lora=self.lora, progress=False)
+            (output,) = self.llm.generate([prompt], alone, lora=self.lora, progress=False)
         except ParamError:  # not in the vocabulary, or beyond the context
             return None
         return next(iter(output.outputs[0].logprobs), None)

@@ -3,17 +3,23 @@
 A body does not name its API, and several may fit: a list of messages alone is OpenAI's, Anthropic's and Ollama's. The
 digest of the prompt in a receipt tells which one was used.
 Invariants: each prompt is the one that the server makes of that body, unless the server truncates it or continues a
-stored response.
+stored response. Images are those of the body, or of files.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from minisgl.cli import request_body
-from minisgl.config import ConfigError
+from minisgl.config import ConfigError, ImageLimits
+from minisgl.llm import LLM, Encoded
 from minisgl.server.apis.anthropic.body import MessagesRequest
 from minisgl.server.apis.anthropic.endpoint import to_chat as chat_of_messages
 from minisgl.server.apis.ollama.body import OllamaChatRequest, OllamaGenerateRequest
@@ -26,88 +32,146 @@ from minisgl.server.core.bodies import ChatRequest, CompletionRequest
 from minisgl.server.core.errors import ApiError
 from minisgl.server.core.fields import present
 from minisgl.server.core.request import checked
+from minisgl.server.core.sight import GivenImage, Seen, Sight, images_of
 from minisgl.server.core.tools import Parsing
 
-if TYPE_CHECKING:
-    from minisgl.llm import LLM
-
-Read = Callable[["LLM", dict[str, Any]], list[int]]
+Read = Callable[[dict[str, Any]], Encoded]
+MAX_IMAGES = 1 << 20  # no limit: the server that answered had its own
 
 
-def prompts_of(llm: LLM, data: bytes, said: str) -> list[list[int]]:
-    """Return the possible prompts, at least one, of a text, a list of token ids, or a body. `said` is the file as the
-    user named it, for errors. Raises `ConfigError`."""
-    try:
-        body = json.loads(data)
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        if not isinstance(body, list):
-            body = {"text": data.decode(errors="surrogateescape")}
-        return [request_body.ids_of(llm, request_body.read(json.dumps(body).encode(), said), said, is_prefix=False)]
-    prompts, reasons = list[list[int]](), list[str]()
-    for read in _readings(body):
+class PromptReader:
+    """Reads prompts for `llm`. `files` are images in place of those of a body, or those of a text or list of ids."""
+
+    def __init__(
+        self, llm: LLM, files: Sequence[str] = (), max_image_tokens: int = ImageLimits().max_image_tokens
+    ) -> None:
+        self._llm = llm
+        self._files = files
+        self._limits = ImageLimits(max_images=MAX_IMAGES, max_image_tokens=max_image_tokens)
+
+    def read(self, data: bytes, said: str) -> list[Encoded]:
+        """Return the possible prompts, at least one, of a text, a list of token ids, or a body. `said` is the file as
+        the user named it, for errors. Raises `ConfigError`."""
         try:
-            prompts.append(read(llm, body))
-        except (ApiError, ConfigError) as error:
-            reasons.append(str(error))
-    if not prompts:
-        raise ConfigError(f"{said}: {'; '.join(dict.fromkeys(reasons)) or 'is no request body of a known API'}")
-    return prompts
+            body = json.loads(data)
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            given = body if isinstance(body, list) else {"text": data.decode(errors="surrogateescape")}
+            body = request_body.read(json.dumps(given).encode(), said)
+            readings: Iterable[Read] = [
+                lambda body: self._plain(request_body.ids_of(self._llm, body, said, is_prefix=False))
+            ]
+        else:
+            readings = self._readings(body)
+        prompts, reasons = list[Encoded](), list[str]()
+        for read in readings:
+            try:
+                prompts.append(read(body))
+            except (ApiError, ConfigError) as error:
+                reasons.append(str(error).removeprefix(f"{said}: "))
+        if not prompts:
+            raise ConfigError(f"{said}: {'; '.join(dict.fromkeys(reasons)) or 'is no request body of a known API'}")
+        return prompts
+
+    def _readings(self, body: dict[str, Any]) -> Iterator[Read]:
+        if "input" in body or "previous_response_id" in body:
+            yield self._responses
+        if "messages" in body:
+            yield from (self._chat, self._messages, self._ollama_chat)
+        if "prompt" in body:
+            yield from (self._chat, self._completion, self._ollama_generate)
+
+    # ----------------------------------------------------------------------------------------------------- images
+
+    def _see(self, given: Sequence[GivenImage]) -> Seen | None:
+        """Prepare the images of a prompt, or `files` in their place; `None` if there are none. Raises `ConfigError` or
+        `ApiError`."""
+        info = self._llm.engine_info
+        if self._files:
+            if given and len(given) != len(self._files):
+                raise ConfigError(f"--image: {len(self._files)} files for the {len(given)} images of the prompt")
+            details = [one.detail for one in given] or [None] * len(self._files)
+            given = [_in_file(*one) for one in zip(self._files, details, strict=True)]
+        if not given or not (info.sees or self._files):
+            return None
+        return asyncio.run(Sight(self._limits, _at_once).see(given, info.model_dir if info.sees else None))
+
+    def _plain(self, ids: list[int]) -> Encoded:
+        """Return the prompt of token ids. `files` are its images, at the placeholders: one for each, or one for each of
+        its tokens, as responses show them."""
+        if (seen := self._see(())) is None:
+            return _with_images(ids, None)
+        seen.template.order = [*range(len(seen.prepared))]
+        counts, at, once = iter([one.num_tokens for one in seen.prepared]), 0, list[int]()
+        while at < len(ids):
+            once.append(ids[at])
+            run = next(counts, 1) if ids[at] == seen.marker_id else 1
+            at += run if {*ids[at : at + run]} == {ids[at]} else 1
+        return _with_images(once, seen)
+
+    def _of_chat(self, chat: ChatRequest) -> Encoded:
+        if not chat.messages:
+            raise ConfigError("messages: must not be empty")
+        seen = self._see(images_of(chat.messages))
+        return _with_images(request_body.chat_ids(self._llm, chat, seen), seen)
+
+    # ------------------------------------------------------------------------------------------------------- bodies
+
+    def _chat(self, body: dict[str, Any]) -> Encoded:
+        return self._of_chat(checked(body, ChatRequest))
+
+    def _messages(self, body: dict[str, Any]) -> Encoded:
+        return self._of_chat(chat_of_messages(checked(body, MessagesRequest)))
+
+    def _responses(self, body: dict[str, Any]) -> Encoded:
+        request = checked(body, ResponsesRequest)
+        items = kept_items(request.input or ())
+        if request.previous_response_id is not None or any(isinstance(item, ReferenceItem) for item in items):
+            raise ConfigError("input: refers to a stored response: give the whole conversation")
+        messages = messages_of([item for item in items if not isinstance(item, ReferenceItem)])
+        return self._of_chat(chat_of_responses(request, GivenTools(request), messages))
+
+    def _completion(self, body: dict[str, Any]) -> Encoded:
+        request = checked(body, CompletionRequest)
+        if request.suffix is not None:
+            raise ConfigError("suffix: is not supported: give the prompt's token ids")
+        prompt, *others = request.prompts()
+        if others:
+            raise ConfigError("prompt: must be one prompt, not several")
+        if isinstance(prompt, str):
+            prompt = request_body.encoded(self._llm, prompt, is_whole=False)
+        return self._plain(prompt)
+
+    def _ollama_chat(self, body: dict[str, Any]) -> Encoded:
+        return self._ollama(checked(body, OllamaChatRequest))
+
+    def _ollama_generate(self, body: dict[str, Any]) -> Encoded:
+        request = checked(body, OllamaGenerateRequest)
+        if request.suffix:
+            raise ConfigError("suffix: is not supported: give the prompt's token ids")
+        if request.raw:
+            return self._plain(request_body.encoded(self._llm, request.prompt or "", is_whole=False))
+        return self._ollama(request)
+
+    def _ollama(self, request: OllamaChatRequest | OllamaGenerateRequest) -> Encoded:
+        fields = conversation_of(Parsing(self._llm.tokenizer), request)
+        return self._of_chat(checked(present(fields), ChatRequest))
 
 
-def _readings(body: dict[str, Any]) -> Iterator[Read]:
-    if "input" in body or "previous_response_id" in body:
-        yield _responses
-    if "messages" in body:
-        yield from (_chat, _messages, _ollama_chat)
-    if "prompt" in body:
-        yield from (_chat, _completion, _ollama_generate)
+def _with_images(ids: list[int], seen: Seen | None) -> Encoded:
+    """Return the prompt with the images of `seen` at the placeholders. Raises `ApiError`."""
+    array = np.array(ids, np.int32)
+    return Encoded(array, ids) if seen is None else Encoded(seen.expand(array, "prompt"), ids, None, seen.images)
 
 
-def _chat(llm: LLM, body: dict[str, Any]) -> list[int]:
-    chat = checked(body, ChatRequest)
-    if not chat.messages:
-        raise ConfigError("messages: must not be empty")
-    return request_body.chat_ids(llm, chat)
+async def _at_once(work: Callable[[], Any]) -> Any:
+    return work()
 
 
-def _messages(llm: LLM, body: dict[str, Any]) -> list[int]:
-    return request_body.chat_ids(llm, chat_of_messages(checked(body, MessagesRequest)))
-
-
-def _responses(llm: LLM, body: dict[str, Any]) -> list[int]:
-    request = checked(body, ResponsesRequest)
-    items = kept_items(request.input or ())
-    if request.previous_response_id is not None or any(isinstance(item, ReferenceItem) for item in items):
-        raise ConfigError("input: refers to a stored response: give the whole conversation")
-    messages = messages_of([item for item in items if not isinstance(item, ReferenceItem)])
-    return request_body.chat_ids(llm, chat_of_responses(request, GivenTools(request), messages))
-
-
-def _completion(llm: LLM, body: dict[str, Any]) -> list[int]:
-    request = checked(body, CompletionRequest)
-    if request.suffix is not None:
-        raise ConfigError("suffix: is not supported: give the prompt's token ids")
-    prompt, *others = request.prompts()
-    if others:
-        raise ConfigError("prompt: must be one prompt, not several")
-    return request_body.encoded(llm, prompt, is_whole=False) if isinstance(prompt, str) else prompt
-
-
-def _ollama_chat(llm: LLM, body: dict[str, Any]) -> list[int]:
-    return _ollama(llm, checked(body, OllamaChatRequest))
-
-
-def _ollama_generate(llm: LLM, body: dict[str, Any]) -> list[int]:
-    request = checked(body, OllamaGenerateRequest)
-    if request.suffix:
-        raise ConfigError("suffix: is not supported: give the prompt's token ids")
-    if request.raw:
-        return request_body.encoded(llm, request.prompt or "", is_whole=False)
-    return _ollama(llm, request)
-
-
-def _ollama(llm: LLM, request: OllamaChatRequest | OllamaGenerateRequest) -> list[int]:
-    fields = conversation_of(Parsing(llm.tokenizer), request)
-    return request_body.chat_ids(llm, checked(present(fields), ChatRequest))
+def _in_file(file: str, detail: Any) -> GivenImage:
+    try:
+        data = base64.b64encode(Path(file).read_bytes()).decode()
+    except OSError as error:
+        raise ConfigError(f"--image {file}: {error.strerror}") from error
+    return GivenImage(f"--image {file}", data, detail)

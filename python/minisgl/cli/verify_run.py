@@ -87,17 +87,18 @@ def _computed(llm: LLM, claim: Receipt, said: Answer, args: argparse.Namespace) 
     for name in Numerics.__struct_fields__:
         if (mine := getattr(ours, name)) != (theirs := getattr(claim.numerics, name)):
             return [f"other arithmetic: {name} is {mine} here, in the receipt {theirs}"]
-    from minisgl.cli.verify_prompt import prompts_of  # imports the server
+    from minisgl.cli.verify_prompt import PromptReader  # imports the server
 
     model = _texts(llm)
     for name in ("tokenizer", "template"):
         if getattr(claim.model, name) != model[name]:
             return [f"another {name}: {model[name]}, in the receipt {getattr(claim.model, name)}"]
-    prompts = prompts_of(llm, _read(Path(args.prompt)), f"--prompt {args.prompt}")
-    ids = next((candidate for candidate in prompts if Tokens.of(candidate) == claim.prompt), prompts[0])
+    reader = PromptReader(llm, args.image, args.max_image_tokens)
+    prompts = reader.read(_read(Path(args.prompt)), f"--prompt {args.prompt}")
+    prompt = next((one for one in prompts if Tokens.of(one.ids.tolist()) == claim.prompt), prompts[0])
     if args.lora is not None:
         llm.load_lora("adapter", args.lora)
-    differ = differences(llm, claim, ids, lora=None if args.lora is None else "adapter", said=said)
+    differ = differences(llm, claim, prompt, lora=None if args.lora is None else "adapter", said=said)
     if not differ:
         print(f"equal: {claim.answer.count} tokens, bit for bit" + ("" if claim.signer is None else ", signed"))
     return differ

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minisgl.images import Processor, read_processor
-from minisgl.models.architectures import is_multimodal
+from minisgl.models.architectures import is_multimodal, is_vision_tensor
 from minisgl.models.config import ModelConfig
 from minisgl.models.towers import FAMILIES, Tower, find_tower
 from minisgl.utils.installed import how_to_get, missing
+from minisgl.weights.stored import stored_tensors, weight_files
 
 
 class Sight(NamedTuple):
@@ -33,8 +34,8 @@ class Sight(NamedTuple):
 
 
 def find_sight(source: Path, folder: Path, raw: Mapping[str, Any], model: ModelConfig, *, dummy: bool) -> Sight:
-    """Find the tower and the processor of the model at `source`, whose files of text are in `folder`. Raises
-    `ConfigError` if they are damaged."""
+    """Find the tower and the processor of the model at `source`, whose files of text are in `folder`. `dummy`: there
+    are no weights. Raises `ConfigError` if they are damaged."""
     if not (is_multimodal(model.architecture) or model.other_half):
         return Sight()
     if not source.is_dir():
@@ -45,6 +46,10 @@ def find_sight(source: Path, folder: Path, raw: Mapping[str, Any], model: ModelC
         return Sight(reason=f"that of {model.architecture} is not supported")
     if (processor := read_processor(folder, max_tokens=1)) is None:
         return Sight(reason="preprocessor_config.json is missing, or its image_processor_type is not supported")
-    if (tower := find_tower(raw, model, folder, dummy=dummy)) is None:
+    if (tower := find_tower(raw, model)) is None:
+        return Sight(reason="config.json has no vision_config")
+    if not dummy and not any(
+        is_vision_tensor(one.name) for file in weight_files(folder) for one in stored_tensors(file)
+    ):
         return Sight(reason="its tensors are missing")
     return Sight(tower, processor)

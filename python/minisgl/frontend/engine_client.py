@@ -164,6 +164,7 @@ class EngineClient(ABC):
             self.processor.add(state, self._next_id, background=background)
             self._next_id += 1
             of_prompt = images[i // sampling.n] if images else ()
+            state.image_digests = tuple(image.digest for image in of_prompt)
             state.num_pixel_bytes = num_pixel_bytes([of_prompt]) // sampling.n
             self._post(
                 AddRequest(state.req_id, tokens, state.sampling, priority, num_generated, key, background, of_prompt)

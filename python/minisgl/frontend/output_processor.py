@@ -81,6 +81,7 @@ class RequestState:
         "error",
         "finish_reason",
         "found_stop",
+        "image_digests",
         "index",
         "key",
         "last_time",
@@ -114,7 +115,8 @@ class RequestState:
         self.prompt = prompt
         self.sampling = sampling
         self.subscriber = subscriber
-        self.req_id = -1  # set by `EngineClient.submit`, like the next four
+        self.req_id = -1  # set by `EngineClient.submit`, like the next five
+        self.image_digests: tuple[bytes, ...] = ()
         self.num_pixel_bytes = 0  # this choice's part of the pixels of the prompt's images
         self.sent_at = 0.0
         self.waits = False  # waits for its first step

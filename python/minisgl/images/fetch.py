@@ -26,8 +26,9 @@ _PORTS = {"http": 80, "https": 443}
 _PLAIN = re.compile(r"[!#-\[\]_a-z~]{1,8192}", re.IGNORECASE)  # ASCII without quotes, \, ^, ` and braces
 _HOST = re.compile(r"[a-z0-9.-]{1,253}")
 _CHUNK = 1 << 16  # bytes
-_IPV6 = ipaddress.ip_network("2000::/3")
-_TUNNELS = tuple(map(ipaddress.ip_network, ("2001::/23", "2002::/16")))  # Teredo and others, 6to4: they carry IPv4
+_GLOBAL = ipaddress.ip_network("2000::/3")
+_SPECIAL = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16")))
+"""Networks for protocols and tunnels (Teredo, 6to4), some of which Python's `is_global` takes for public ones."""
 Address = tuple[str, int]
 
 
@@ -35,9 +36,9 @@ def is_public(address: str) -> bool:
     """Return whether an IP address is one of the public Internet: neither private nor of this machine, no multicast,
     and no IPv6 address that stands for an IPv4 address."""
     ip = ipaddress.ip_address(address)
-    if isinstance(ip, ipaddress.IPv6Address) and (ip not in _IPV6 or any(ip in one for one in _TUNNELS)):
+    if any(ip in network for network in _SPECIAL) or (ip.version == 6 and ip not in _GLOBAL):
         return False
-    return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved)
 
 
 def resolve(host: str, port: int) -> list[Address]:
@@ -83,7 +84,7 @@ class Fetcher:
         """Return a URL's parts, host and port. Raises `ImageError` if it may not be fetched."""
         try:
             parts = urlsplit(url) if _PLAIN.fullmatch(url) else None
-            port = parts and (parts.port or _PORTS.get(parts.scheme))
+            port = parts and (_PORTS.get(parts.scheme) if parts.port is None else parts.port)
         except ValueError:
             parts = port = None
         host = ((parts and parts.hostname) or "").lower()
@@ -91,7 +92,7 @@ class Fetcher:
             raise ImageError("the image URL is no valid http or https URL with a host name")
         if "@" in parts.netloc:
             raise ImageError("the image URL has credentials: remove them")
-        if host not in self.hosts:
+        if host not in map(str.lower, self.hosts):
             raise ImageError(f"image host {host}: it is not one that this server loads from (--image-hosts)")
         if port != _PORTS[parts.scheme]:
             raise ImageError(f"image host {host}: port {port} must be {_PORTS[parts.scheme]} for {parts.scheme}")
@@ -150,6 +151,6 @@ def _get(connection: socket.socket, host: str, parts: SplitResult, deadline: flo
     while chunk := response.read(_CHUNK):
         body += chunk
         bounds.check_bytes(len(body))
-    if response.length:
-        raise ImageError(f"image host {host}: the answer ends {response.length} bytes early")
+    if response.length or not body:
+        raise ImageError(f"image host {host}: the answer ends early, after {len(body)} bytes")
     return bytes(body)

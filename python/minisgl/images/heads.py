@@ -8,7 +8,6 @@ Invariants: reading costs time and memory linear in the bytes of the file; every
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,9 +19,6 @@ _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_KEPT = frozenset((*range(0xC0, 0xE1), 0xEE))  # tables, frames, JFIF, and Adobe's segment, which names the colours
 _PNG_KEPT = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
 _EXIF = b"Exif\0\0"
-_XMP = b"http://ns.adobe.com/xap/1.0/\0"
-_XMP_PNG = b"XML:com.adobe.xmp\0\0\0"  # not compressed
-_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 
 class ImageError(ValueError):
@@ -74,29 +70,26 @@ def read_head(data: bytes) -> Head:
             return _gif(data)
     except (struct.error, IndexError) as error:
         raise ImageError("the image ends within its head") from error
-    raise ImageError("the image is empty" if not data else "the image is no PNG, JPEG, WebP or GIF file")
+    raise ImageError("the image has no bytes" if not data else "the image is no PNG, JPEG, WebP or GIF file")
 
 
 def _png(data: bytes) -> Head:
     if data[12:16] != b"IHDR":
         raise ImageError("the PNG image has no IHDR chunk at its beginning")
     width, height = struct.unpack_from(">II", data, 16)
-    kept, exif, xmp = [data[:8]], b"", b""
+    kept, exif = [data[:8]], b""
     for name, start, end in _chunks(data, 8, ">I4s", name_first=False, around=12):
         if name in _PNG_KEPT:
             kept.append(data[start:end])
         elif name == b"eXIf":
             exif = data[start + 8 : end - 4]
-        elif name == b"iTXt" and data.startswith(_XMP_PNG, start + 8):
-            xmp = data[start + 8 : end - 4]
         if name == b"IEND":
             break
-    return Head("PNG", width, height, _orientation(exif, xmp), b"".join(kept))
+    return Head("PNG", width, height, _orientation(exif), b"".join(kept))
 
 
 def _webp(data: bytes) -> Head:
-    width = height = 0
-    exif, xmp = b"", b""
+    width, height, exif = 0, 0, b""
     for name, start, end in _chunks(data, 12, "<4sI", name_first=True, around=8):
         body = start + 8
         if start == 12 and name == b"VP8X":  # the size of the canvas, less one, in 24 bits each
@@ -109,9 +102,7 @@ def _webp(data: bytes) -> Head:
             width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, body + 6))
         elif name == b"EXIF":
             exif = data[body:end]
-        elif name == b"XMP ":
-            xmp = data[body:end]
-    return Head("WEBP", width, height, _orientation(exif, xmp), data)
+    return Head("WEBP", width, height, _orientation(exif), data)
 
 
 def _chunks(data: bytes, at: int, layout: str, *, name_first: bool, around: int) -> Iterator[tuple[bytes, int, int]]:
@@ -129,8 +120,7 @@ def _chunks(data: bytes, at: int, layout: str, *, name_first: bool, around: int)
 
 
 def _jpeg(data: bytes) -> Head:
-    width = height = 0
-    kept, exif, xmp, at = [b"\xff\xd8"], b"", b"", 2
+    width, height, kept, exif, at = 0, 0, [b"\xff\xd8"], b"", 2
     for _ in range(_MOST_PARTS):
         at = data.find(b"\xff", at)  # a decoder, too, skips other bytes between segments
         if at < 0 or (marker := data[at + 1]) == 0xD9:
@@ -150,15 +140,13 @@ def _jpeg(data: bytes) -> Head:
             kept.append(segment)
         elif marker == 0xE1 and segment.startswith(_EXIF, 4):
             exif += segment[10:] if exif else segment[4:]
-        elif marker == 0xE1 and segment.startswith(_XMP, 4):
-            xmp = segment
         at += 2 + length
     else:
         raise ImageError(f"the image has more than {_MOST_PARTS} segments")
     if data.count(b"\xff\xda", at) > _MOST_SCANS:
         raise ImageError(f"the JPEG image has more than {_MOST_SCANS} scans")
     kept.append(data[at:])
-    return Head("JPEG", width, height, _orientation(exif, xmp), b"".join(kept))
+    return Head("JPEG", width, height, _orientation(exif), b"".join(kept))
 
 
 def _gif(data: bytes) -> Head:
@@ -181,8 +169,8 @@ def _gif(data: bytes) -> Head:
     raise ImageError("the GIF image has no frame at its beginning")
 
 
-def _orientation(exif: bytes, xmp: bytes) -> int:
-    """Return the orientation by Exif, else by XMP, else 1."""
+def _orientation(exif: bytes) -> int:
+    """Return the orientation of an Exif block, 1 if it has none or is damaged."""
     tiff = exif.removeprefix(_EXIF)
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     try:
@@ -191,10 +179,9 @@ def _orientation(exif: bytes, xmp: bytes) -> int:
         for entry in range(at + 2, at + 2 + 12 * entries, 12):
             tag, kind, count = struct.unpack_from(f"{order}HHI", tiff, entry)
             if tag == 0x0112:
-                short, whole = (struct.unpack_from(f"{order}{one}", tiff, entry + 8)[0] for one in "HI")
-                value = {3: short, 4: whole}.get(kind, 1) if count == 1 else 1
+                layout = {3: "H", 4: "I"}.get(kind) if count == 1 else None
+                (value,) = struct.unpack_from(f"{order}{layout}", tiff, entry + 8) if layout else (1,)
                 return value if 1 <= value <= 8 else 1
     except struct.error:
-        pass  # cut: a picture without orientation
-    found = _XMP_ORIENTATION.search(xmp)
-    return int(found[1]) if found and b"1" <= found[1] <= b"8" else 1
+        pass
+    return 1

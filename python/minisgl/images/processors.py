@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 200  # the ratio of the sides at which Qwen's processor stops
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 30)]
 _Three = Annotated[list[float], msgspec.Meta(min_length=3, max_length=3)]
 
 
@@ -73,23 +74,35 @@ def smart_resize(
     return rows, columns
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A class of processors with the numbers of one folder. Patches of `patch` x `patch` pixels stand together in
+    squares of `merge` x `merge`. `rewrite`: text of the chat template, and what replaces it before it is tokenized."""
+
+    numbers: tuple[str | int, ...]  # its name, and what changes pixels or positions
+    sizing: Sizing
+    patch: int
+    merge: int
+    patches_per_token: int
+    num_tokens: int | None = None  # of every image
+    rewrite: tuple[str, str] | None = None
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    resample: int  # Pillow's number of a filter
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Processor:
     """The image processor of one model folder. `kind` has the family and all numbers that change pixels or positions;
     `table` (float32 [3, 256]) has what the tower reads for each value of a pixel, by channel. `marker_id` is the token
-    that a prompt has once for each image, `max_tokens` the limit of an image. `rewrite`: text of the chat template,
-    and what replaces it before it is tokenized, or None."""
+    that a prompt has once for each image, `max_tokens` the limit of an image."""
 
     kind: str
     table: npt.NDArray[np.float32] = field(repr=False)
     marker_id: int
     max_tokens: int
-    rewrite: tuple[str, str] | None
-    sizing: Sizing
-    resample: int  # Pillow's number of a filter
-    patch: int  # side, in pixels
-    merge: int  # patches of `merge` x `merge` squares stand together
-    patches_per_token: int
+    resample: int
+    family: Family
 
     def prepare(
         self, data: bytes | Image, *, bounds: Bounds | None = None, max_tokens: int | None = None
@@ -99,19 +112,19 @@ class Processor:
         bounds = bounds or Bounds()
         picture = decode(data, bounds) if isinstance(data, bytes) else upright(data, bounds)
         limit = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
-        height, width = self.sizing(picture.height, picture.width, limit)
+        family, patch, merge = self.family, self.family.patch, self.family.merge
+        height, width = family.sizing(picture.height, picture.width, limit)
         pixels = np.asarray(picture.resize((width, height), self.resample))
-        rows, columns, square = height // self.patch, width // self.patch, self.patch * self.merge
-        parts = pixels.reshape(height // square, self.merge, self.patch, width // square, self.merge, self.patch, 3)
+        grid, square = (height // patch, width // patch), patch * merge
+        parts = pixels.reshape(height // square, merge, patch, width // square, merge, patch, 3)
         patches = parts.transpose(0, 3, 1, 4, 6, 2, 5).tobytes()
-        num_tokens = rows * columns // self.patches_per_token
-        return PreparedImage(digest_of(self.kind, (rows, columns), patches), (rows, columns), num_tokens, patches)
+        num_tokens = grid[0] * grid[1] // family.patches_per_token
+        return PreparedImage(digest_of(self.kind, grid, patches), grid, num_tokens, patches)
 
 
 class _Settings(msgspec.Struct, frozen=True):
     """Fields of a processor's file. None: the class of the processor decides, as for null in transformers."""
 
-    image_processor_type: str | None = None
     do_resize: bool | None = None
     do_rescale: bool | None = None
     do_normalize: bool | None = None
@@ -127,7 +140,7 @@ class _Settings(msgspec.Struct, frozen=True):
     merge_size: _Count | None = None
     temporal_patch_size: _Count | None = None
 
-    def table(self, mean: list[float], std: list[float]) -> npt.NDArray[np.float32]:
+    def table(self, mean: Sequence[float], std: Sequence[float]) -> npt.NDArray[np.float32]:
         """Return what transformers makes of 0 to 255 by channel. `mean` and `std` are those of the class."""
         values = np.arange(256, dtype=np.float64)
         if self.do_rescale is not False:
@@ -151,25 +164,17 @@ class _Vision(msgspec.Struct, frozen=True):
 
 
 class _Model(msgspec.Struct, frozen=True):
-    """The parts of `config.json` that concern images."""
+    """The parts of `config.json` that concern images. The marker has one of two names."""
 
     vision_config: _Vision
-    image_token_id: int | None = None
-    image_token_index: int | None = None
+    image_token_id: _Id | None = None
+    image_token_index: _Id | None = None
     mm_tokens_per_image: _Count = 256
 
-    def marker(self) -> int:
-        """Return the id of the placeholder token."""
-        found = self.image_token_index if self.image_token_id is None else self.image_token_id
-        if found is None or not 0 <= found < 1 << 30:
-            raise ConfigError(f"image_token_id {found}: must be the id of a token")
-        return found
 
-
-def _qwen(settings: _Settings, model: _Model, max_tokens: int, folder: Path) -> Processor:
+def _qwen(settings: _Settings, model: _Model, folder: Path) -> Family:
     """Qwen2-VL's processor, which Qwen3-VL and Qwen3.5 use with other numbers."""
-    patch, merge = settings.patch_size or 14, settings.merge_size or 2
-    temporal = settings.temporal_patch_size or 2
+    patch, merge, temporal = settings.patch_size or 14, settings.merge_size or 2, settings.temporal_patch_size or 2
     tower = model.vision_config
     _agree("patch_size", patch, tower.patch_size)
     _agree("merge_size", merge, tower.spatial_merge_size)
@@ -178,51 +183,46 @@ def _qwen(settings: _Settings, model: _Model, max_tokens: int, folder: Path) -> 
     least, most = settings.min_pixels or size.get("shortest_edge"), settings.max_pixels or size.get("longest_edge")
     if least is None or most is None:
         raise ConfigError(f"size {size}: must have shortest_edge and longest_edge")
-    table = settings.table([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
-    return Processor(
-        kind=_kind("qwen2vl", table, patch, merge, temporal),
-        table=table,
-        marker_id=model.marker(),
-        max_tokens=max_tokens,
-        rewrite=None,
+    return Family(
+        numbers=("qwen2vl", patch, merge, temporal),
         sizing=partial(smart_resize, factor=patch * merge, min_pixels=least, max_pixels=most),
-        resample=3 if settings.resample is None else settings.resample,
         patch=patch,
         merge=merge,
         patches_per_token=merge**2,
+        mean=(0.48145466, 0.4578275, 0.40821073),
+        std=(0.26862954, 0.26130258, 0.27577711),
+        resample=3,
     )
 
 
-def _gemma3(settings: _Settings, model: _Model, max_tokens: int, folder: Path) -> Processor:
-    """Gemma 3's processor without pan and scan. The tower pools squares of patches into a fixed number of tokens."""
+def _gemma3(settings: _Settings, model: _Model, folder: Path) -> Family:
+    """Gemma 3's processor without pan and scan. The tower averages squares of patches to a fixed number of tokens."""
     if settings.do_pan_and_scan:
         raise ConfigError("do_pan_and_scan true: must be false, crops of an image are not supported")
     size, tokens = settings.size or {"height": 224, "width": 224}, model.mm_tokens_per_image
     patch, height, width = model.vision_config.patch_size or 14, size.get("height", 0), size.get("width", 0)
     _agree("size", height, model.vision_config.image_size)
-    if height != width or height % patch or (height // patch) ** 2 % tokens:
+    across = math.isqrt(tokens)  # tokens a side
+    if height != width or height % patch or across**2 != tokens or height // patch % across:
         raise ConfigError(f"size {size}: must be a square of patches of {patch} pixels that makes {tokens} tokens")
-    if tokens > max_tokens:
-        raise ConfigError(f"--max-image-tokens {max_tokens}: must be at least {tokens} for this model")
     names = _read(folder / "tokenizer_config.json") or {}
     begin = names.get("boi_token") or "<start_of_image>"
     soft, end = names.get("image_token") or "<image_soft_token>", names.get("eoi_token") or "<end_of_image>"
-    table = settings.table([0.5] * 3, [0.5] * 3)
-    return Processor(
-        kind=_kind("gemma3", table, patch, tokens),
-        table=table,
-        marker_id=model.marker(),
-        max_tokens=max_tokens,
-        rewrite=(begin, f"\n\n{begin}{soft}{end}\n\n"),
+    return Family(
+        numbers=("gemma3", patch, tokens),
         sizing=lambda *_: (height, width),
-        resample=2 if settings.resample is None else settings.resample,
         patch=patch,
-        merge=1,
-        patches_per_token=(height // patch) ** 2 // tokens,
+        merge=height // patch // across,
+        patches_per_token=(height // patch // across) ** 2,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        resample=2,
+        num_tokens=tokens,
+        rewrite=(begin, f"\n\n{begin}{soft}{end}\n\n"),
     )
 
 
-FAMILIES: dict[str, Callable[[_Settings, _Model, int, Path], Processor]] = {
+FAMILIES: dict[str, Callable[[_Settings, _Model, Path], Family]] = {
     "Qwen2VLImageProcessor": _qwen,
     "Gemma3ImageProcessor": _gemma3,
 }
@@ -242,16 +242,21 @@ def read_processor(model_dir: Path, *, max_tokens: int) -> Processor | None:
         return None
     try:
         settings, model = msgspec.convert(described, _Settings), msgspec.convert(config, _Model)
-        if settings.do_resize is False or 0 in (settings.image_std or ()):
-            raise ConfigError("do_resize false and a zero in image_std are not supported")
-        return FAMILIES[name](settings, model, max_tokens, model_dir)
+        marker = model.image_token_index if model.image_token_id is None else model.image_token_id
+        if marker is None or settings.do_resize is False or 0 in (settings.image_std or ()):
+            raise ConfigError("it must have an image_token_id, not do_resize false, and no zero in image_std")
+        family = FAMILIES[name](settings, model, model_dir)
     except (msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"the image processor of {model_dir}: {error}") from error
-
-
-def _kind(family: str, table: npt.NDArray[np.float32], *numbers: int) -> str:
-    """Return a processor's kind: its family, its numbers, and the ends of its table, which fix mean and deviation."""
-    return " ".join([family, *map(str, numbers), table[:, [0, 255]].tobytes().hex()])
+    table = settings.table(family.mean, family.std)
+    return Processor(
+        kind=" ".join([*map(str, family.numbers), table[:, [0, 255]].tobytes().hex()]),  # the ends fix mean and std
+        table=table,
+        marker_id=marker,
+        max_tokens=family.num_tokens or max_tokens,
+        resample=family.resample if settings.resample is None else settings.resample,
+        family=family,
+    )
 
 
 def _agree(name: str, value: int, tower: int | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import re
 from pathlib import Path
@@ -22,17 +21,12 @@ def data_url(text: str, bounds: Bounds | None = None) -> bytes:
     for more bytes than the bound. The type that it names is not compared with the file."""
     head = _DATA_URL.match(text)
     if head is None:
-        shown = text[:32] if text[:32].isprintable() else ascii(text[:32])
-        raise ImageError(f"the image URL must begin with data:image/png;base64, or another image type: {shown}")
-    return from_base64(text[head.end() :], bounds)
-
-
-def from_base64(text: str, bounds: Bounds | None = None) -> bytes:
-    """Return the bytes of base64 text. Raises `ImageError` if it is invalid or longer than the bound."""
-    (bounds or Bounds()).check_bytes(len(text) // 4 * 3 - text.count("=", -2))
+        raise ImageError(f"the image URL {text[:32]!r} must begin with data:image/png;base64, or another image type")
+    body = text[head.end() :]
+    (bounds or Bounds()).check_bytes(len(body) // 4 * 3 - body.count("=", -2))
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+        return base64.b64decode(body, validate=True)
+    except ValueError as error:
         raise ImageError(f"the image is no valid base64: {error}") from error
 
 

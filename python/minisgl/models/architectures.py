@@ -402,6 +402,10 @@ def _qwen3_moe(raw: Raw) -> dict[str, Any]:
     return {"qk_norm": "head", "windows": _windows(raw, "switched"), "moe": _moe(raw)}
 
 
+def _qwen3_vl_moe(raw: Raw) -> dict[str, Any]:
+    return {"qk_norm": "head", "moe": _moe({**raw, "norm_topk_prob": True})}
+
+
 def _smollm3(raw: Raw) -> dict[str, Any]:
     rotated = _rotated(raw)
     return {**_llama(raw), "rotated": rotated, "windows": _windows(raw, "layers", rotated)}
@@ -1518,6 +1522,10 @@ _GPT_OSS_NAMES: Names = {
     "experts_gate_up_bias": "mlp.experts.gate_up_proj_bias",
     "experts_down_bias": "mlp.experts.down_proj_bias",
 }
+_QWEN3_VL_MOE_NAMES: Names = {
+    "experts_gate_up_transposed": "mlp.experts.gate_up_proj",
+    "experts_down_transposed": "mlp.experts.down_proj",
+}
 _PHI_NAMES: Names = {"norm": "model.final_layernorm", "out": "self_attn.dense", "up": "mlp.fc1", "down": "mlp.fc2"}
 _FALCON_NAMES: Names = {
     "embedding": "transformer.word_embeddings",
@@ -1837,6 +1845,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen2VLForConditionalGeneration": Architecture(_qwen2),  # their text halves
     "Qwen2_5_VLForConditionalGeneration": Architecture(_qwen2),
     "Qwen3VLForConditionalGeneration": Architecture(_qwen3),
+    "Qwen3VLMoeForConditionalGeneration": Architecture(_qwen3_vl_moe, _QWEN3_VL_MOE_NAMES),
     "Phi3ForCausalLM": Architecture(_phi3, _PHI3_NAMES, {"qkv": "attn_qkv", "gate_up": "ffn_up"}),
     "GraniteForCausalLM": Architecture(_granite, gguf_interleaved=True),
     "Olmo2ForCausalLM": Architecture(_olmo2),
@@ -1950,6 +1959,7 @@ _TEXT_TYPES = {
     "Gemma3nForConditionalGeneration": ("gemma3n_text",),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_text",),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
+    "Qwen3VLMoeForConditionalGeneration": ("qwen3_vl_moe_text",),
     "Llama4ForConditionalGeneration": ("llama4_text",),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),

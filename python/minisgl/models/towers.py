@@ -11,14 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from minisgl.config import ConfigError
-from minisgl.models.architectures import Heads, Patches, is_vision_tensor
+from minisgl.models.architectures import Heads, Patches
 from minisgl.models.config import ModelConfig, computed
 from minisgl.models.rope import RopeConfig, inverse_frequencies
-from minisgl.weights.stored import stored_tensors, weight_files
 
 Raw = Mapping[str, Any]
 _QWEN = {
@@ -51,7 +49,7 @@ _SIGLIP = {
     "norm": "post_layernorm",
 }
 _GEMMA = {"merger_norm": "mm_soft_emb_norm", "merger_down": "mm_input_projection_weight."}  # the dot: the whole name
-_OF_THE_WHOLE = ("", "model.")  # prefixes of all names, by transformers' versions
+_OF_THE_WHOLE = ("model.", "")  # prefixes of all names, by transformers' versions
 
 
 def _named(names: Mapping[str, str], *prefixes: str) -> dict[str, list[str]]:
@@ -62,9 +60,9 @@ def _named(names: Mapping[str, str], *prefixes: str) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """The vision tower of a model. `layers` describes its encoder, `names` its tensors. A position has two axes, so half
-    of a head's pairs rotate by the row of a patch and half by its column. `both_ways`: the tokens of an image attend to
-    each other in both directions in the text model."""
+    """The vision tower of a model. `layers` describes its encoder, `names` its tensors. With RoPE a position has two
+    axes, so half of a head's pairs rotate by the row of a patch and half by its column. `both_ways`: the tokens of an
+    image attend to each other in both directions in the text model."""
 
     layers: ModelConfig
     names: Mapping[str, list[str]]
@@ -93,16 +91,12 @@ class Tower:
         }
 
 
-def find_tower(raw: Raw, model: ModelConfig, folder: Path, *, dummy: bool = False) -> Tower | None:
-    """Return the vision tower of the model in `folder`, None if its family has none that we know, or its files lack the
-    tower's tensors (`dummy`: there are no files). Raises `ConfigError` if config.json describes an impossible one."""
+def find_tower(raw: Raw, model: ModelConfig) -> Tower | None:
+    """Return the vision tower that config.json describes, None if its family has none that we know. Raises
+    `ConfigError` if it is impossible."""
     describe = FAMILIES.get(model.architecture)
     vision = raw.get("vision_config")
     if describe is None or not isinstance(vision, Mapping):
-        return None
-    if not dummy and not any(
-        is_vision_tensor(one.name) for file in weight_files(folder) for one in stored_tensors(file)
-    ):
         return None
     try:
         return describe(vision, model, raw)
@@ -224,6 +218,7 @@ def _encoder(model: ModelConfig, hidden: int, layers: int, heads: int, inner: in
 
 FAMILIES: dict[str, Callable[[Raw, ModelConfig, Raw], Tower]] = {
     "Qwen3VLForConditionalGeneration": _qwen3_vl,
+    "Qwen3VLMoeForConditionalGeneration": _qwen3_vl,
     "Gemma3ForConditionalGeneration": _gemma3,
     "Qwen3_5ForConditionalGeneration": _qwen3_vl,
     "Qwen3_5MoeForConditionalGeneration": _qwen3_vl,

@@ -1,5 +1,5 @@
 """Placement of requests in a Ray cluster: the engine pool's router over members that come and go, and the parts of a
-request's body that it reads: the model and the beginning of the prompt.
+request's body that it reads: the model and the beginning of the prompt, images included.
 
 The router takes token ids. There is no tokenizer here, and bytes serve as well: prompts with a common prefix of bytes
 have a common prefix of tokens. The parts that the next turn of a conversation repeats come first: tools, the system's
@@ -35,6 +35,7 @@ class _Body(msgspec.Struct):
     instructions: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
+    images: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     text: msgspec.Raw = msgspec.Raw()
     input_ids: msgspec.Raw = msgspec.Raw()
@@ -55,8 +56,9 @@ def routing_fields(body: bytes) -> RoutingFields:
         sent = decoded(body, _Body)
     except WRONG:
         return _NOTHING
-    fields = (sent.tools, sent.system, sent.instructions, sent.messages, sent.input, sent.prompt, sent.text)
-    text = b"".join(begin_of(one, MAX_BYTES) for one in (*fields, sent.input_ids))[:MAX_BYTES]
+    shared = (sent.tools, sent.system, sent.instructions, sent.messages, sent.input)
+    fields = (*shared, sent.images, sent.prompt, sent.text, sent.input_ids)
+    text = b"".join(begin_of(one, MAX_BYTES) for one in fields)[:MAX_BYTES]
     return RoutingFields(text_of(sent.model), np.frombuffer(text, np.uint8).astype(np.int32))
 
 

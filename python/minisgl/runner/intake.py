@@ -261,8 +261,8 @@ def _error_of(message: AddRequest, info: EngineInfo) -> str:
     if not 0 <= message.num_generated < min(len(tokens), sampling.max_tokens):
         return f"num_generated: {message.num_generated}: must leave a prompt and a token to make"
     if message.images:
-        if error := _error_of_images(message, info, tokens[: len(tokens) - message.num_generated]):
-            return f"images: {error}"
+        if reason := _error_of_images(message, info, tokens[: len(tokens) - message.num_generated]):
+            return f"images: {reason}"
         tokens = tokens[tokens < FIRST_VIRTUAL_ID]
     if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocab_size):
         return f"tokens: ids must be at least 0 and below {vocab_size}"

@@ -143,35 +143,7 @@ impl Engine {
     /// Runs one step of the scheduler and returns its sampled tokens. `bindings` are the (slot, binding) pairs of slots
     /// that change owner. If the computation fails, the KV pool and the states are wiped; the engine stays usable.
     pub fn step(&mut self, step: &Step, bindings: Vec<(usize, Binding)>) -> Result<Sampled> {
-        for slot in &step.freed {
-            self.slots.free(*slot as usize);
-            if let Some(images) = &mut self.images {
-                images.free(*slot as usize);
-            }
-            if let Some(keeper) = &mut self.keeper {
-                keeper.free(*slot as usize);
-            }
-        }
-        for (slot, mut binding) in bindings {
-            if slot > self.sizes.max_rows {
-                return Err(Error::step(format!(
-                    "binding: slot {slot}: must be 0 to {}",
-                    self.sizes.max_rows
-                )));
-            }
-            let seen = std::mem::take(&mut binding.images);
-            match &mut self.images {
-                Some(images) => images.bind(slot, seen)?,
-                None if seen.is_empty() => {}
-                None => return Err(no_tower()),
-            }
-            self.pools.bind(slot, &binding);
-            self.adapters.bind(slot, &binding);
-            if let Some(keeper) = &mut self.keeper {
-                keeper.bind(slot, &binding.tokens, &binding.space, binding.staged.take());
-            }
-            self.slots.bind(slot, binding);
-        }
+        self.assign(step, bindings)?;
         self.change_pages(step)?;
         if step.req_slots.is_empty() && step.page_loads.is_empty() {
             return Ok(Sampled::default());
@@ -242,6 +214,40 @@ impl Engine {
             }
         }
         Ok(logits)
+    }
+
+    /// Frees the slots whose requests have ended, and binds slots to new requests.
+    fn assign(&mut self, step: &Step, bindings: Vec<(usize, Binding)>) -> Result<()> {
+        for slot in &step.freed {
+            self.slots.free(*slot as usize);
+            if let Some(images) = &mut self.images {
+                images.free(*slot as usize);
+            }
+            if let Some(keeper) = &mut self.keeper {
+                keeper.free(*slot as usize);
+            }
+        }
+        for (slot, mut binding) in bindings {
+            if slot > self.sizes.max_rows {
+                return Err(Error::step(format!(
+                    "binding: slot {slot}: must be 0 to {}",
+                    self.sizes.max_rows
+                )));
+            }
+            let seen = std::mem::take(&mut binding.images);
+            match &mut self.images {
+                Some(images) => images.bind(slot, seen)?,
+                None if seen.is_empty() => {}
+                None => return Err(no_tower()),
+            }
+            self.pools.bind(slot, &binding);
+            self.adapters.bind(slot, &binding);
+            if let Some(keeper) = &mut self.keeper {
+                keeper.bind(slot, &binding.tokens, &binding.space, binding.staged.take());
+            }
+            self.slots.bind(slot, binding);
+        }
+        Ok(())
     }
 
     fn change_pages(&mut self, step: &Step) -> Result<()> {

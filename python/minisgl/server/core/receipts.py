@@ -95,4 +95,5 @@ class ReceiptBuilder:
             state.finish_reason or "",
             None if digest is None else digest.shown(),
             self._key,
+            state.image_digests,
         )

@@ -27,7 +27,7 @@ use crate::model::tensors::Tensors;
 use crate::model::weights::Weights;
 use crate::model::worker::{Image, LINE_TOKENS, Tokens, each};
 use crate::threads::{Counter, Pool};
-use crate::weights::Packer;
+use crate::weights::{Packer, Packing};
 
 /// Patches in a KV page of the tower.
 const PAGE: usize = 128;
@@ -80,6 +80,57 @@ pub struct Tower {
     pub both_ways: bool,
 }
 
+impl Merger {
+    /// Loads a merger of `patches`, with the named parts of index `at`.
+    fn load(
+        tensors: &Tensors,
+        packing: &Packing<'_>,
+        settings: &TowerSettings,
+        ([norm, up, down], at): ([Part; 3], usize),
+        (patches, is_joined): (usize, bool),
+    ) -> Result<Self> {
+        let at = At {
+            layer: at,
+            ..At::default()
+        };
+        let (hidden, joined) = (settings.model.hidden_size, settings.model.hidden_size * patches);
+        let linear = |part, shape: [usize; 2]| -> Result<Linear> {
+            Ok(Linear {
+                weight: pack(packing, &[tensors.part(part, at, &shape)?], false)?,
+                bias: Some(padded(tensors.part_vector(part, at, "bias", shape[0])?)),
+            })
+        };
+        let normed = if is_joined { joined } else { hidden };
+        Ok(Self {
+            norm: load_norm(tensors, &settings.model, norm, at, normed)?,
+            is_joined,
+            up: Some(linear(up, [joined, joined])?),
+            down: linear(down, [settings.out_size, joined])?,
+        })
+    }
+
+    /// Loads a merger that averages the patches of a block.
+    fn load_averaging(tensors: &Tensors, packing: &Packing<'_>, settings: &TowerSettings) -> Result<Self> {
+        let (hidden, at) = (settings.model.hidden_size, At::default());
+        let matrix = tensors.part(Part::MergerDown, at, &[hidden, settings.out_size])?;
+        let weight = tensors.part_vector(Part::MergerNorm, at, "weight", hidden)?;
+        Ok(Self {
+            norm: Norm {
+                weight: padded(weight.iter().map(|weight| 1.0 + weight).collect()),
+                bias: None,
+                eps: settings.model.norm_eps,
+                layer_norm: false,
+            },
+            is_joined: true,
+            up: None,
+            down: Linear {
+                weight: pack_transposed(packing, matrix.view()?)?,
+                bias: None,
+            },
+        })
+    }
+}
+
 impl Tower {
     /// Loads the tower on the threads of `pool`. Errors if its settings are invalid or a tensor is missing or unknown.
     pub fn load(
@@ -88,78 +139,24 @@ impl Tower {
         (kernels, mode): (Kernels, Mode),
         pool: &mut Pool,
     ) -> Result<Self> {
-        let packer = Packer::new(None, None);
-        let (config, out_size) = (&settings.model, settings.out_size);
-        let patches = config
-            .patches
-            .clone()
-            .ok_or_else(|| Error::setting("the tower has no patches"))?;
-        let mut channels = settings
-            .table
-            .chunks_exact(256)
-            .map(|row| <[f32; 256]>::try_from(row).ok());
-        let mut channel = || {
-            channels
-                .next()
-                .flatten()
-                .ok_or_else(|| Error::setting("the table of pixels is short"))
-        };
-        let table = [channel()?, channel()?, channel()?];
+        let (packer, config) = (Packer::new(None, None), &settings.model);
+        let patches = config.patches.clone();
+        let patches = patches.ok_or_else(|| Error::setting("the tower has no patches"))?;
+        let (channels, _) = settings.table.as_chunks::<256>();
+        let table = channels.try_into();
+        let table = table.map_err(|_| Error::setting("the tower's table must have 3 x 256 values"))?;
         let weights = Weights::load((tensors, &packer), config, pool, &|_, _| ())?;
-        let packing = packer.part(config.num_layers + 2);
-        let joined = config.hidden_size * patches.merge * patches.merge;
-        let merger = |[norm, up, down]: [Part; 3], at: usize, is_joined: bool| {
-            let at = At {
-                layer: at,
-                ..At::default()
-            };
-            let linear = |part, shape: [usize; 2]| -> Result<Linear> {
-                Ok(Linear {
-                    weight: pack(&packing, &[tensors.part(part, at, &shape)?], false)?,
-                    bias: Some(padded(tensors.part_vector(part, at, "bias", shape[0])?)),
-                })
-            };
-            Ok(Merger {
-                norm: load_norm(
-                    tensors,
-                    config,
-                    norm,
-                    at,
-                    if is_joined { joined } else { config.hidden_size },
-                )?,
-                is_joined,
-                up: Some(linear(up, [joined, joined])?),
-                down: linear(down, [out_size, joined])?,
-            })
-        };
-        let averages = || -> Result<Merger> {
-            let (hidden, at) = (config.hidden_size, At::default());
-            let matrix = tensors.part(Part::MergerDown, at, &[hidden, out_size])?;
-            let weight = tensors.part_vector(Part::MergerNorm, at, "weight", hidden)?;
-            Ok(Merger {
-                norm: Norm {
-                    weight: padded(weight.iter().map(|weight| 1.0 + weight).collect()),
-                    bias: None,
-                    eps: config.norm_eps,
-                    layer_norm: false,
-                },
-                is_joined: true,
-                up: None,
-                down: Linear {
-                    weight: pack_transposed(&packing, matrix.view()?)?,
-                    bias: None,
-                },
-            })
-        };
+        let (packing, block) = (packer.part(config.num_layers + 2), patches.merge.pow(2));
         let deep = [Part::DeepMergerNorm, Part::DeepMergerUp, Part::DeepMergerDown];
-        let mut mergers = (0..patches.taps.len())
-            .map(|at| merger(deep, at, true))
+        let last = [Part::MergerNorm, Part::MergerUp, Part::MergerDown];
+        let of_taps = (0..patches.taps.len()).map(|at| ((deep, at), true));
+        let mergers = of_taps.chain(tensors.files.knows(Part::MergerUp).then_some(((last, 0), false)));
+        let mut mergers = mergers
+            .map(|(parts, is_joined)| Merger::load(tensors, &packing, settings, parts, (block, is_joined)))
             .collect::<Result<Vec<_>>>()?;
-        mergers.push(if tensors.files.knows(Part::MergerUp) {
-            merger([Part::MergerNorm, Part::MergerUp, Part::MergerDown], 0, false)?
-        } else {
-            averages()?
-        });
+        if mergers.is_empty() {
+            mergers.push(Merger::load_averaging(tensors, &packing, settings)?);
+        }
         let of_tower = ["visual.", "vision_tower.", "multi_modal_projector."];
         // a head that sums up an image is not needed
         tensors.check_all_used(|name| !of_tower.iter().any(|part| name.contains(part)) || name.contains(".head."))?;
@@ -169,14 +166,17 @@ impl Tower {
             mode,
             table,
             mergers,
-            out_size,
+            out_size: settings.out_size,
             both_ways: settings.both_ways,
         })
     }
 
     /// Returns the bytes of all matrices.
     pub fn bytes(&self) -> usize {
-        let linears = self.mergers.iter().flat_map(|merger| merger.up.iter().chain([&merger.down]));
+        let linears = self
+            .mergers
+            .iter()
+            .flat_map(|merger| merger.up.iter().chain([&merger.down]));
         self.decoder.weights.bytes() + linears.map(|linear| linear.weight.bytes()).sum::<usize>()
     }
 
@@ -296,7 +296,10 @@ impl Tower {
                 }
             });
         })?;
-        let inner = merger.up.as_ref().map(|up| self.multiplied(pool, up, &joined, count, true));
+        let inner = merger
+            .up
+            .as_ref()
+            .map(|up| self.multiplied(pool, up, &joined, count, true));
         self.multiplied(pool, &merger.down, &inner.unwrap_or(Ok(joined))?, count, false)
     }
 

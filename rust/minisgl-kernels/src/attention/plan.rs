@@ -496,7 +496,11 @@ impl<'a> Rows<'a> {
             )));
         }
         if !self.ends.is_empty() && self.qo_indptr[n] as usize != self.ends.len() {
-            return Err(Error::step(format!("{} ends of {} tokens", self.ends.len(), self.qo_indptr[n])));
+            return Err(Error::step(format!(
+                "{} ends of {} tokens",
+                self.ends.len(),
+                self.qo_indptr[n]
+            )));
         }
         for row in 0..n {
             let (from, to) = (self.qo_indptr[row], self.qo_indptr[row + 1]);
@@ -511,9 +515,14 @@ impl<'a> Rows<'a> {
             }
             let ends = self.ends.get(from as usize..to as usize).unwrap_or_default();
             let own = |at: usize| len + 1 + at - (to - from) as usize;
-            let late = ends.iter().enumerate().all(|(at, end)| (own(at)..=len).contains(&(*end as usize)));
+            let late = ends
+                .iter()
+                .enumerate()
+                .all(|(at, end)| (own(at)..=len).contains(&(*end as usize)));
             if !(late && ends.is_sorted()) {
-                return Err(Error::step(format!("row {row} of length {len}: its tokens attend up to {ends:?}")));
+                return Err(Error::step(format!(
+                    "row {row} of length {len}: its tokens attend up to {ends:?}"
+                )));
             }
             if let Some(page) = self.pages(row)[..needs].iter().find(|p| **p as usize >= pages) {
                 return Err(Error::step(format!("row {row}: page {page} is not below {pages}")));

@@ -260,7 +260,8 @@ fn a_damaged_plan_is_an_error() {
     for ends in [&[19][..], &[18, 20], &[20, 19], &[19, 21]] {
         assert!(!build_with(&[20], &[0, 2], &[0, 3], &[0], ends), "ends of {ends:?}");
     }
-    let mut build = |lens: &[u32], indptr: &[u32], table: &[u32], slots: &[u32]| build_with(lens, indptr, table, slots, &[]);
+    let mut build =
+        |lens: &[u32], indptr: &[u32], table: &[u32], slots: &[u32]| build_with(lens, indptr, table, slots, &[]);
     assert!(build(&[20], &[0, 1], &[0, 3], &[0]));
     assert!(!build(&[20], &[0, 1], &[0, 4], &[0]), "a page past the pool");
     assert!(!build(&[33], &[0, 1], &[0, 3], &[0]), "longer than its table");
