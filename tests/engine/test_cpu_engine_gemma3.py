@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from minisgl.llm import LLM
 from minisgl.message import AbortRequest
 from minisgl.prompt_image import PromptImage
 from minisgl.sampling_params import SamplingParams
+from minisgl.scheduler.reference import admission
 from minisgl.step import FinishReason
 from tests.conftest import CONTROL_PLANES
 from tests.engine.test_cpu_engine_images import Answer, collector, counts, finish, request
@@ -164,21 +166,21 @@ def test_other_requests_of_a_step_change_no_bit(folder: Path, answer: Answer, pl
     one.close()
 
 
-def test_several_rows_of_a_step_end_within_images(folder: Path) -> None:
+def test_several_rows_of_a_step_end_within_images(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has pages of its own for the rest of its image."""
     one = collector(folder, cpu_backend="python")
-    step_pass: Any = one.plane.step_pass  # type: ignore[attr-defined]
-    plan, rows = step_pass._plan_chunks, list[int]()
+    size_chunk, sized = admission.size_chunk, list[int]()
 
-    def of_a_page(candidates: Any, *, budget: int, **limits: Any) -> Any:
-        rows.append(budget)
-        return plan(candidates, budget=min(budget, 4), **limits)
+    def of_a_page(request: Any, tree: Any, room: admission.ChunkLimits, plan_chunks: Any) -> admission.Chunk:
+        sized.append(room.step)
+        return size_chunk(request, tree, dataclasses.replace(room, budget=min(room.budget, 4)), plan_chunks)
 
-    step_pass._plan_chunks = of_a_page
+    monkeypatch.setattr(admission, "size_chunk", of_a_page)
     prompts = [prompt_of([1 + i, random_image(8, 8, seed=i), 4], seed=i) for i in range(6)]
     found = finish(one, [request(i, prompt) for i, prompt in enumerate(prompts)])
-    assert len(rows) >= 6 * 5
+    assert max(sized.count(step) for step in sized) == 6, "each has a chunk in one step"
     one.close()
+    monkeypatch.undo()
     for i, prompt in enumerate(prompts):
         alone = collector(folder)
         assert finish(alone, [request(0, prompt)])[0].logprobs == found[i].logprobs

@@ -10,7 +10,7 @@ import pytest
 from minisgl.config import ConfigError
 from minisgl.models.config import load_config, read_config
 from minisgl.models.towers import Tower, find_tower, with_images
-from tests.helpers.vision import saved, seer
+from tests.helpers.vision import gemma, saved, seer
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +72,41 @@ def test_sections_that_do_not_fit_a_head_are_refused(folder: Path, sections: lis
 def test_towers_that_we_cannot_compute_are_refused(folder: Path, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         tower_of(folder, **changes)
+
+
+@pytest.fixture(scope="module")
+def pooled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(gemma(), tmp_path_factory.mktemp("gemma"))
+
+
+def test_gemmas_tower_averages_blocks_of_patches(pooled: Path) -> None:
+    tower = tower_of(pooled)
+    assert tower is not None and tower.both_ways and tower.out_size == 48
+    assert (tower.patches.side, tower.patches.merge, tower.layers.ropes, tower.layers.last_norm) == (8, 2, (), True)
+    model = load_config(pooled)
+    assert with_images(model, read_config(pooled)[0], tower) == model, "positions have one axis"
+    names = tower.settings()["names"]["names"]
+    assert "vision_tower.vision_model.post_layernorm" in names["norm"] and "up" in names and "merger_up" not in names
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported"),
+        ({"num_channels": 1}, "num_channels: 1 is not supported"),
+        ({"num_attention_heads": 5}, "3 layers of 5 heads and 48 values, .* heads divide hidden_size"),
+        ({"patch_size": 0}, "patches of 0: must be 1 at least"),
+        ({"image_size": 34}, "mm_tokens_per_image: 16: must be a square that divides 8 x 8"),
+        ({"image_size": 24}, "mm_tokens_per_image: 16: must be a square that divides 6 x 6"),
+        ({"image_size": None}, "vision_config: int"),
+    ],
+)
+def test_towers_of_gemma_that_we_cannot_compute_are_refused(pooled: Path, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        tower_of(pooled, **changes)
+
+
+def test_a_number_of_tokens_that_is_no_square_is_refused(pooled: Path) -> None:
+    for tokens in (0, -4, 8):
+        with pytest.raises(ConfigError, match=f"mm_tokens_per_image: {tokens}: must be a square"):
+            find_tower(read_config(pooled)[0] | {"mm_tokens_per_image": tokens}, load_config(pooled))

@@ -158,7 +158,8 @@ def _gemma3(vision: Raw, model: ModelConfig, raw: Raw) -> Tower:
     layers, hidden = int(vision["num_hidden_layers"]), int(vision["hidden_size"])
     heads, size = int(vision["num_attention_heads"]), int(vision["patch_size"])
     if min(layers, hidden, heads, size) < 1 or hidden % heads:
-        raise ConfigError(f"config.json: vision_config: num_attention_heads: {heads}: must divide hidden_size {hidden}")
+        sizes = f"{layers} layers of {heads} heads and {hidden} values, patches of {size}"
+        raise ConfigError(f"config.json: vision_config: {sizes}: must be 1 at least, and heads divide hidden_size")
     pixels, tokens = int(vision["image_size"]), int(raw.get("mm_tokens_per_image", 256))
     side, across = pixels // size, math.isqrt(max(0, tokens))
     if not across or across**2 != tokens or side * size != pixels or side % across:
