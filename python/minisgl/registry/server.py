@@ -46,6 +46,7 @@ class ModelServer(Protocol):
 
     address: tuple[str, int]
     max_model_len: int  # tokens of a request
+    sees: bool  # images
     ended: asyncio.Future[int]
     use: Sequence[tuple[int, int]]  # by key index: waiting requests, tokens since its start
 
@@ -221,7 +222,7 @@ class ChildServer:
         self._reader = reader
         self.ended: asyncio.Future[int] = child.ended
         self.address = ("", 0)
-        self.max_model_len = 0
+        self.max_model_len, self.sees = 0, False
         self.use: Sequence[tuple[int, int]] = ()
         self._uses: asyncio.Task[None] | None = None
 
@@ -241,7 +242,8 @@ class ChildServer:
                 raise NotLoaded(last[0] or f"its server ended with code {code}")
             said = json.loads(line)
             url = urlsplit(said["url"])
-            self.address, self.max_model_len = (url.hostname or "", url.port or 0), said["max_model_len"]
+            self.address = url.hostname or "", url.port or 0
+            self.max_model_len, self.sees = said["max_model_len"], said["vision"]
             self._uses = asyncio.create_task(self._hear_uses(child.said))
         except BaseException:
             await asyncio.shield(self.stop())
