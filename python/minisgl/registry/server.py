@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -35,6 +36,7 @@ STOP_TIMEOUT_S = 20.0
 MAX_LINE = 1 << 20
 PROGRAM = (sys.executable, "-m", "minisgl.supervisor.child")
 ADOPTS = 36  # PR_SET_CHILD_SUBREAPER
+_PREFIX = re.compile(r"(\d\d:\d\d:\d\d )?(error: )?(minisgl: )?")  # of a line of log
 
 
 class NotLoaded(Exception):
@@ -305,5 +307,5 @@ async def _read(stream: asyncio.StreamReader, name: str, hear: Callable[[str], N
         text = line.decode(errors="replace").rstrip()
         print(f"{name}: {text}", file=sys.stderr, flush=True)
         if text:
-            last[0] = text.removeprefix("minisgl: ")
+            last[0] = _PREFIX.sub("", text, count=1)
             hear(last[0])
