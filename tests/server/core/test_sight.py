@@ -247,6 +247,7 @@ def test_low_detail_takes_fewer_tokens(http: httpx.Client, server: Frontend, fol
     request = sent(http, server, CHAT, chat(image_url(large, detail="low"), text("say:low")), "say:low")
     check(request, folder, large, max_tokens=256)
     assert request.images[0].num_tokens <= 256 < prepared(folder, large).num_tokens
+    check(sent(http, server, CHAT, chat(image_url(large), text("say:high")), "say:high"), folder, large)
 
 
 def test_usage_and_counts_have_the_placeholders(http: httpx.Client, server: Frontend) -> None:
