@@ -123,13 +123,14 @@ fe80::1%eth0 fec0::1 ff02::1 ff0e::1 5f00::1 4000::1
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 TO = (f"http://{HOST}/b", "http://127.0.0.2/", "//evil.example", "file:///etc/passwd", "/", "http://[::1]/")
 ANSWERS: dict[str, tuple[bytes, ...]] = {
-    f"{status} to {there}": (f"HTTP/1.1 {status} No\r\nLocation: {there}\r\n\r\n".encode(),)
-    for status, there in zip((301, 302, 303, 307, 308, 302), TO, strict=True)
-} | {
-    str(status): (f"HTTP/1.1 {status} No\r\nContent-Length: 2\r\n\r\nab".encode(),)
-    for status in (201, 204, 206, 304, 400, 401, 404, 407, 429, 500, 503)
-}
-ANSWERS |= {
+    **{
+        f"{status} to {there}": (f"HTTP/1.1 {status} No\r\nLocation: {there}\r\n\r\n".encode(),)
+        for status, there in zip((301, 302, 303, 307, 308, 302), TO, strict=True)
+    },
+    **{
+        str(status): (f"HTTP/1.1 {status} No\r\nContent-Length: 2\r\n\r\nab".encode(),)
+        for status in (201, 204, 206, 304, 400, 401, 404, 407, 429, 500, 503)
+    },
     "refresh": (b"HTTP/1.1 404 No\r\nRefresh: 0; url=http://127.0.0.2/\r\n\r\n",),
     "nothing": (),
     "no HTTP": (b"SSH-2.0-OpenSSH_9.9\r\n",),
