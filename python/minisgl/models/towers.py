@@ -36,6 +36,22 @@ _NAMES = {
     "deep_merger_up": "deepstack_merger_list.{layer}.linear_fc1",
     "deep_merger_down": "deepstack_merger_list.{layer}.linear_fc2",
 }
+_GGUF_NAMES = {
+    "patches": "v.patch_embd",
+    "positions": "v.position_embd",
+    "attention_norm": "v.blk.{layer}.ln1",
+    "qkv": "v.blk.{layer}.attn_qkv",
+    "out": "v.blk.{layer}.attn_out",
+    "mlp_norm": "v.blk.{layer}.ln2",
+    "up": "v.blk.{layer}.ffn_up",
+    "down": "v.blk.{layer}.ffn_down",
+    "merger_norm": "v.post_ln",
+    "merger_up": "mm.0",
+    "merger_down": "mm.2",
+    "deep_merger_norm": "v.deepstack.{tap}.norm",
+    "deep_merger_up": "v.deepstack.{tap}.fc1",
+    "deep_merger_down": "v.deepstack.{tap}.fc2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,7 @@ class Tower:
     def settings(self) -> dict[str, Any]:
         """Return the description that the CPU engine reads, without weights and pixel values."""
         half = inverse_frequencies(RopeConfig(self.theta), self.layers.head_dim // 2, 1).tolist()
-        names = {part: [prefix + name for prefix in _PREFIXES] for part, name in _NAMES.items()}
+        names = {part: [*(prefix + name for prefix in _PREFIXES), _GGUF_NAMES[part]] for part, name in _NAMES.items()}
         flags = ("interleaved", "gate_up_in_turns", "grouped", "tiled", "transposed")
         return {
             "model": computed(self.layers, 1) | {"inverse_frequencies": [half + half]},

@@ -76,8 +76,10 @@ impl Merger {
         ([norm, up, down], at): ([Part; 3], usize),
         (patches, is_joined): (usize, bool),
     ) -> Result<Self> {
+        let taps = settings.model.patches.iter().flat_map(|patches| &patches.taps);
         let at = At {
             layer: at,
+            tap: taps.copied().nth(at).unwrap_or_default(),
             ..At::default()
         };
         let (hidden, joined) = (settings.model.hidden_size, settings.model.hidden_size * patches);
@@ -120,7 +122,8 @@ impl Tower {
         let mergers = mergers
             .map(|(parts, is_joined)| Merger::load(tensors, &packing, settings, parts, (block, is_joined)))
             .collect::<Result<Vec<_>>>()?;
-        tensors.check_all_used(|name| !name.contains("visual."))?;
+        let in_gguf = tensors.source().is_some_and(|source| source.architecture().is_some());
+        tensors.check_all_used(|name| !in_gguf && !name.contains("visual."))?;
         Ok(Self {
             decoder: Decoder::new(config.clone(), weights, kernels, mode),
             patches,
