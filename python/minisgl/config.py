@@ -120,6 +120,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_source: ModelSource = "auto"
     revision: str | None = None
     tokenizer: str | None = None  # folder, GGUF file or hub id; None: the model's own
+    mmproj: str | None = None  # GGUF file of the vision tower, or none; None: beside a GGUF model
     load_format: LoadFormat = "auto"
     generation_config: GenerationConfig = "auto"  # auto: the model's default sampling parameters
     chat_template: str | None = None  # a file, or the template; None: the tokenizer's
@@ -299,6 +300,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "kv_dtype": "f16",
             "quantization": None,
             "weights_cache": None,
+            "mmproj": None,
             "state_memory": None,
             "cache_dir": None,
         }

@@ -20,9 +20,9 @@ FIRST_VIRTUAL_ID = 1 << 30
 
 
 class PromptImage(msgspec.Struct, frozen=True, array_like=True):
-    """An image of a prompt. `digest` (32 bytes) is of the kind of model, `grid` and `pixels`. `start` is the position of
-    the first of its `num_tokens` virtual ids in the prompt. `grid` has the number of patches (rows, columns). `pixels`
-    are the patches in the tower's order, uint8 [rows * columns, 3 * patch * patch], each of them channel by channel."""
+    """An image of a prompt. `digest` (32 bytes) is of the kind of model, `grid` and `pixels`. `start` is the position
+    of the first of its `num_tokens` virtual ids in the prompt. `grid` has the number of patches (rows, columns).
+    `pixels` are the patches in the tower's order, uint8 [rows * columns, 3 * patch * patch], channel by channel."""
 
     digest: bytes
     start: int

@@ -117,9 +117,8 @@ def test_a_rank_that_stands_still_ends_the_server_within_the_step_timeout(busy: 
                     said = lost(server, victim, signal.SIGSTOP, 2 + WAIT_S)
         else:
             said = lost(server, victim, signal.SIGSTOP, 2 + WAIT_S)
-        assert re.fullmatch(
-            r"minisgl: no heartbeat from tensor-parallel rank 1 for [\d.]+ s, the limit is 2 \(--step-timeout\)", said
-        )
+        told = r"minisgl: no heartbeat from tensor-parallel rank 1 for [\d.]+ s, the limit is 2 \(--step-timeout\)"
+        assert re.search(f"{told}$", said)
 
 
 @pytest.mark.slow

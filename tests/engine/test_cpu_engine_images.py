@@ -219,6 +219,20 @@ def test_a_request_that_has_generated_elsewhere_goes_on(folder: Path, answer: An
     one.close()
 
 
+def test_stored_pages_of_an_image_need_no_tower(folder: Path, answer: Answer, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    for runs in (2, 0):
+        one = collector(folder, cache_dir=str(tmp_path), cache_size=1 << 24)
+        found = finish(one, [request(0, LONG)])[0]
+        assert found.logprobs == answer.logprobs and counts(one).num_runs == runs
+        assert found.cached >= (0 if runs else len(LONG[0]) - 4)
+        one.close()
+    one = collector(folder, cache_dir=str(tmp_path), cache_size=1 << 24)
+    other = finish(one, [request(0, prompt_of([6, random_image(8, 6, seed=1), 4, random_image(6, 10), 5]))])[0]
+    assert other.cached == 4 and counts(one).num_runs == 2, "only the page of the text before the image is shared"
+    one.close()
+
+
 def test_a_tower_that_overflows_ends_only_its_own_request(tmp_path: Path) -> None:
     model = seer()
     with torch.no_grad():

@@ -98,8 +98,9 @@ async def test_parts_of_a_frame_come_whole_and_are_not_copied(tmp_path: Path) ->
         link.write(frame)
         link.write([b""])
         assert any(part.obj is large for part in link._unsent)
+        assert len(large) < link.num_unsent < 2 * len(large) + 10_000
         assert [await peer.next(), await peer.next()] == [b"".join(frame), b""]
-        assert not link._unsent
+        assert not link._unsent and link.num_unsent == 0
 
 
 async def test_frames_come_before_the_end(tmp_path: Path) -> None:

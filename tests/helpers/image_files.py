@@ -73,7 +73,7 @@ def picture(width: int, height: int, seed: int = 0, mode: str = "RGB") -> Image.
     mixed = ((values + slope) % 256).astype(np.uint8)
     if mode.startswith("I"):
         return Image.fromarray((mixed[:, :, 0].astype(np.uint16) << 8) + mixed[:, :, 1])
-    return Image.fromarray(mixed, "RGBA").convert(mode)
+    return Image.fromarray(mixed).convert(mode)
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:

@@ -35,7 +35,7 @@ class FakeServer:
     def __init__(self, name: str, used: int, address: tuple[str, int]) -> None:
         self.name = name
         self.address = address
-        self.max_model_len = 64
+        self.max_model_len, self.sees = 64, False
         self.use: list[tuple[int, int]] = []
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.used = used

@@ -100,13 +100,13 @@ _SIGLIP = {
 }
 
 
-def gemma(*, tower: Mapping[str, Any] = {}, **text: Any) -> Any:
+def gemma(*, tower: Mapping[str, Any] | None = None, **text: Any) -> Any:
     """Return a tiny Gemma 3, in float32, whose images have 8 x 8 patches and 16 tokens. `tower`, `text`: settings."""
     import transformers
 
     config = transformers.Gemma3Config(
         text_config=_GEMMA_TEXT | text,
-        vision_config=_SIGLIP | tower,
+        vision_config={**_SIGLIP, **(tower or {})},
         mm_tokens_per_image=16,
         image_token_id=IMAGE_ID,
         boi_token_index=START_ID,
@@ -174,7 +174,7 @@ def their_logits(model: Any, ids: Int32Array, images: Sequence[PromptImage]) -> 
     """Return transformers' logits at each position. Pixels are rescaled and normalised as its processors do it."""
     seen = torch.from_numpy(np.where(ids >= 1 << 30, IMAGE_ID, ids).astype(np.int64))[None]
     mean, std = (np.array(_PROCESSOR[name], np.float32)[:, None, None, None] for name in ("image_mean", "image_std"))
-    values = []
+    values = list[Any]()
     for image in images:
         pixels = np.frombuffer(image.pixels, np.uint8).reshape(-1, 3, 1, PATCH, PATCH)
         one = ((pixels.astype(np.float64) * (1 / 255)).astype(np.float32) - mean) / std

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -42,10 +43,11 @@ FILES = {
     "black and white": encoded(picture(33, 21, mode="1")),
     "16 bits": encoded(picture(33, 21, mode="I;16")),
     "CMYK": encoded(picture(33, 21, mode="CMYK"), "JPEG"),
-    "YCCK": encoded(picture(33, 21, mode="CMYK"), "JPEG", subsampling=2),
+    "YCCK": re.sub(rb"(Adobe.{6})\0", b"\\g<1>\2", encoded(picture(33, 21, mode="CMYK"), "JPEG"), flags=re.DOTALL),
     "progressive": encoded(picture(33, 21), "JPEG", progressive=True),
     "interlaced GIF": encoded(picture(33, 21, mode="P"), "GIF", interlace=True),
     "GIF with transparency": encoded(picture(33, 21, mode="P"), "GIF", transparency=3),
+    "GIF with transparency around it": with_size(encoded(picture(33, 21), "GIF", transparency=3), 50, 40),
     "one pixel": encoded(picture(1, 1)),
     "one pixel JPEG": encoded(picture(1, 1), "JPEG"),
     "one pixel WebP": encoded(picture(1, 1), "WEBP"),
@@ -77,7 +79,12 @@ def test_an_animation_costs_and_shows_its_first_frame(format: str, monkeypatch: 
     expected = by_pillow(ANIMATED[format])
     loaded = list[object]()
     load: Any = ImageFile.ImageFile.load
-    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: (loaded.append(self.tell()), load(self))[1])
+
+    def noting(self: ImageFile.ImageFile) -> Any:
+        loaded.append(self.tell())
+        return load(self)
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", noting)
     assert np.array_equal(np.asarray(decode(ANIMATED[format], BOUNDS)), expected)
     assert loaded and set(loaded) == {0}
 
@@ -93,6 +100,27 @@ def test_too_many_pixels_are_refused_before_a_file_is_opened(format: str, monkey
         decode(data, Bounds(max_bytes=99))
     with pytest.raises(ImageError, match=r"101 x 100 pixels"):
         upright(picture(101, 100), Bounds(max_pixels=100))
+
+
+def test_a_file_with_two_sizes_is_refused() -> None:
+    data = encoded(picture(8, 8))
+    larger = with_size(data, 5000, 5000)[8:33]
+    with pytest.raises(ImageError, match=r"its head says 8 x 8 pixels, its body \(5000, 5000\)"):
+        decode(with_chunks(data, larger), BOUNDS)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_pillow_may_use_no_other_decoder_than_that_of_the_head(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = list[object]()
+    opened: Any = Image.open
+
+    def noting(file: Any, formats: Any) -> Any:
+        allowed.append(formats)
+        return opened(file, formats=formats)
+
+    monkeypatch.setattr(Image, "open", noting)
+    decode(encoded(picture(8, 8), format), BOUNDS)
+    assert allowed == [[format]]
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF"])
@@ -141,7 +169,7 @@ def apart(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, env=env, cwd=ROOT, text=True).stdout
 
 
-@pytest.mark.parametrize("last", [504, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("last", [504, pytest.param(10_000, marks=(pytest.mark.slow, pytest.mark.timeout(1800)))])
 def test_hostile_files_are_refused_or_right_and_cost_no_more_than_their_bound(last: int) -> None:
     report = json.loads(apart("-m", "tests.helpers.image_files", "0", str(last), "1000000"))
     assert report["wrong"] == []

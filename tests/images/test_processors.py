@@ -156,6 +156,11 @@ def test_a_low_limit_holds_or_says_how_many_tokens_it_would_be(long: int, ratio:
         assert 1 <= rows * columns // 1024 <= cap and rows % 32 == columns % 32 == 0
 
 
+def test_a_limit_below_the_smallest_size_makes_that_smaller(qwen: Processor) -> None:
+    assert qwen.prepare(encoded(picture(1, 1)), max_tokens=16).grid == (8, 8)
+    assert qwen.prepare(encoded(picture(1, 1))).grid == (16, 16)
+
+
 def test_a_request_lowers_the_limit_and_cannot_raise_it(qwen: Processor) -> None:
     data = encoded(picture(1500, 1500))
     assert qwen.prepare(data).num_tokens == qwen.prepare(data, max_tokens=5000).num_tokens == 1024

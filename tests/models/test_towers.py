@@ -30,7 +30,7 @@ def test_a_tower_is_an_encoder_of_patches(folder: Path) -> None:
     assert (tower.layers.num_layers, tower.layers.both_ways, tower.patches.taps) == (3, True, (0, 2))
     assert tower.layers.rope_axes == (1, 1, 1, 1, 2, 2, 2, 2), "half of the pairs by the row, half by the column"
     settings = tower.settings()
-    assert settings["names"]["names"]["qkv"] == [f"{p}visual.blocks.{{layer}}.attn.qkv" for p in ("model.", "")]
+    assert settings["names"]["names"]["qkv"][:2] == [f"{p}visual.blocks.{{layer}}.attn.qkv" for p in ("model.", "")]
     half = settings["model"]["inverse_frequencies"][0][:4]
     assert settings["model"]["inverse_frequencies"] == [half + half]
 

@@ -281,6 +281,35 @@ def test_images_reach_each_engine_and_the_next_after_a_loss(scripted: Scripted) 
         assert moved.num_generated == 1 and moved.images == images
 
 
+@pytest.mark.slow
+def test_images_wait_in_their_front_end_while_no_engine_reads(scripted: Scripted) -> None:
+    """Texts of other front ends do not wait for them."""
+    scripted.start()
+    pixels, number = bytes(48 << 20), 12
+    with scripted.peer() as peer, scripted.peer() as other:
+        for one in (peer, other):
+            one.next(EngineReady)
+
+        def send() -> None:
+            for i in range(number):
+                image = PromptImage(bytes([i]) * 32, 0, 1, (1, 1), pixels)
+                peer.send(msgspec.structs.replace(add(i, range(3), 5), images=(image,)))
+
+        sending = threading.Thread(target=send, daemon=True)
+        sending.start()
+        until(lambda: scripted.pool.readings()["num_live"] >= 6)
+        other.send(add(0, range(3), 5))
+        for _ in range(4):
+            other.next(Heartbeat)
+        num_live = scripted.pool.readings()["num_live"]
+        assert sending.is_alive() and 7 <= num_live <= 9, num_live
+        found = 0
+        while found < number + 1:
+            found += sum(len(frame) for engine in scripted.engines for frame in engine.receive(0.1))
+        sending.join(WAIT_S)
+        assert not sending.is_alive()
+
+
 def test_shutdown_and_clear_cache_reach_every_engine(scripted: Scripted) -> None:
     scripted.start()
     with scripted.peer() as peer:

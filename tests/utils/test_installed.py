@@ -25,6 +25,7 @@ DISTRIBUTIONS = {
     "pydantic_core": "pydantic",
     "starlette": "fastapi",
     "triton": "torch",
+    "PIL": "pillow",
 }
 ASKED_FOR = {"flash_attn", "xllamacpp"}  # by whoever has installed them
 BY_NAME = {"httptools"}  # uvicorn imports it
@@ -57,7 +58,7 @@ def test_the_package_alone_brings_none_of_it() -> None:
 
 def test_imported_packages_are_declared() -> None:
     """As what the package needs, or in an extra; and nothing is needed that no file imports."""
-    extras = set[str]().union(*(brought_by(extra) for extra in ("cuda", "gbnf", "ray", "receipts")))
+    extras = set[str]().union(*(brought_by(extra) for extra in ("cuda", "gbnf", "images", "ray", "receipts")))
     own = names(PROJECT["dependencies"])
     imported = {
         target.split(".")[0] for file in sources() for target in imports_of(file.read_text(), module_name(file))

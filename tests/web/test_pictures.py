@@ -1,4 +1,4 @@
-"""Pictures in the chat: how they are attached, sent, shown and kept. The browser's network has a script's answers."""
+"""Pictures in the chat: how they are attached, sent, shown and kept. The server is of a scripted engine that sees."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 from tests.helpers.browser import Tab
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.server import Frontend, frontend
+from tests.helpers.sight import seeing_frontend
 
 pytestmark = pytest.mark.browser
 KEYS = "async () => (await import('/web/js/pictures.js')).run('readonly', store => store.getAllKeys())"
@@ -49,32 +50,22 @@ def url(one: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Frontend]:
-    with frontend(front_end="python") as running:
+def server(front_end: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
+    folder = tmp_path_factory.mktemp("seer")
+    with seeing_frontend(folder, front_end=front_end, max_seq_len=1 << 14) as running:
         yield running
+        running.wait_until(lambda: running.num_live == 0)
 
 
 class Chat(Tab):
-    """A tab whose model sees, if `sees` is true. `bodies` are the requests for answers, each of which is "seen"."""
+    """A tab that records the requests for answers: `bodies`."""
 
-    sees: bool
     bodies: list[Any]
 
-    def start(self, sees: bool = True) -> None:
-        self.sees, self.bodies = sees, []
-        self.page.route("**/v1/models", self._models)
-        self.page.route("**/v1/chat/completions", self._answer)
+    def start(self) -> None:
+        self.bodies = []
+        self.page.on("request", lambda one: one.method == "POST" and self.bodies.append(one.post_data_json))
         self.open()
-
-    def _models(self, route: Any) -> None:
-        found = route.fetch().json()
-        found["data"][0]["vision"] = self.sees
-        route.fulfill(json=found)
-
-    def _answer(self, route: Any) -> None:
-        self.bodies.append(route.request.post_data_json)
-        chunk = json.dumps({"choices": [{"index": 0, "delta": {"content": "seen"}, "finish_reason": "stop"}]})
-        route.fulfill(body=f"data: {chunk}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
 
     def attach(self, *files: dict[str, Any]) -> None:
         before = self.page.locator(".attached img").count()
@@ -115,7 +106,7 @@ def chat(chromium: Any, server: Frontend) -> Iterator[Chat]:
         found.check()
 
 
-def test_pictures_are_attached_removed_sent_and_kept(chat: Chat) -> None:
+def test_pictures_are_attached_removed_sent_and_kept(chat: Chat, server: Frontend) -> None:
     page = chat.page
     chat.attach(RED)
     chat.attach(BLUE, RED)
@@ -124,6 +115,7 @@ def test_pictures_are_attached_removed_sent_and_kept(chat: Chat) -> None:
     chat.ask("which colours?")
     chat.answers(1)
     assert chat.sent() == [url(BLUE), url(RED), "which colours?"]
+    assert len(server.engine.requests("which colours?")[-1].images) == 2
     shown = "all => all.map(one => [one.alt, one.src, one.naturalWidth])"
     both = [["blue.png", url(BLUE), 30], ["red.png", url(RED), 60]]
     assert page.eval_on_selector_all(".message.user img", shown) == both
@@ -207,14 +199,13 @@ def test_a_picture_that_the_browser_lost_is_named_in_its_place(chat: Chat) -> No
     assert chat.bodies[-1]["messages"][0]["content"] == "look"
 
 
-def test_a_model_that_does_not_see_gets_no_pictures(chat: Chat) -> None:
-    chat.start(sees=False)
-    chat.page.reload()
-    chat.page.wait_for_selector("#served.ok")
-    assert not chat.page.is_visible("#attach")
-    chat.page.evaluate(DROP, ["drop", "image/png", "red.png", base64.b64encode(RED["buffer"]).decode()])
-    chat.told("does not see pictures")
-    chat.thumbnails(0)
+def test_a_model_that_does_not_see_gets_no_pictures(chromium: Any) -> None:
+    with frontend(front_end="python") as blind, opened(chromium, blind) as chat:
+        assert not chat.page.is_visible("#attach")
+        chat.page.evaluate(DROP, ["drop", "image/png", "red.png", base64.b64encode(RED["buffer"]).decode()])
+        chat.told("does not see pictures")
+        chat.thumbnails(0)
+        chat.check()
 
 
 def test_a_request_with_a_picture_can_be_copied_for_a_shell(chat: Chat) -> None:

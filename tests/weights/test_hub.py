@@ -235,7 +235,8 @@ def test_two_processes_fetch_once(hub: ModelHub) -> None:
     both = [Minisgl(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
     ended = [(one.communicate()[1].decode(), one.returncode) for one in both]
     assert [code for _, code in ended] == [0, 0], ended
-    assert len(hub.of_files()) == 1
+    files = sorted(one.path.rpartition("|")[2] for one in hub.of_files())
+    assert files == ["mmproj-F16.gguf", "some-Q4_K_M.gguf"]
 
 
 def test_a_wrong_hash_is_no_model(hub: ModelHub, tmp_path: Path) -> None:

@@ -269,14 +269,12 @@ def _chat_template(model: str) -> str:
 def _images(model: str) -> str:
     """Return whether the CPU engine sees with the model. Raises `_NotHere` if it does not. The weights of a hub's model
     are not downloaded, so it counts as complete."""
-    from minisgl.engine.sight import find_sight
-    from minisgl.models.config import load_config, read_config
-    from minisgl.weights.sources import find_model, find_tokenizer
+    from minisgl.engine.sight import sight_at
+    from minisgl.weights.sources import find_model
 
-    source = find_model(model, _silent, load_format="dummy")
-    folder = find_tokenizer(model, _silent)
+    source = find_model(model, _silent, load_format="dummy", mmproj=True)
     try:
-        sight = find_sight(source, folder, read_config(folder)[0], load_config(folder), dummy=not Path(model).is_dir())
+        sight = sight_at(source, dummy=not Path(model).is_dir())
     except ConfigError as error:
         raise _NotHere(f"text only with --engine cpu: {error}") from error
     if sight.tower is None or missing("PIL"):

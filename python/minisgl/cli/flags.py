@@ -200,6 +200,11 @@ MODEL = (
         metavar="FOLDER|ID",
         help="the tokenizer of another folder, GGUF file or hub id (default: the model's own)",
     ),
+    hidden(
+        "--mmproj",
+        metavar="FILE",
+        help="GGUF file of the vision tower, or none (default: mmproj-*.gguf beside a GGUF model)",
+    ),
     setting("--load-format", help="auto: the model's own weights; dummy: random weights by --seed"),
     hidden(
         "--generation-config",

@@ -49,7 +49,7 @@ def find(name: str, source: ModelSource | None = None, revision: str | None = No
     display = Display(
         lambda line: print(line, file=sys.stderr, flush=True), sys.stderr if sys.stderr.isatty() else None
     )
-    path = find_model(name, display, source=source or "auto", revision=revision)
+    path = find_model(name, display, source=source or "auto", revision=revision, mmproj=True)
     display.close()
     return path
 

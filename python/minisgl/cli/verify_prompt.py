@@ -47,7 +47,7 @@ class PromptReader:
     ) -> None:
         self._llm = llm
         self._files = files
-        self._limits = ImageLimits(max_images=MAX_IMAGES, max_image_tokens=max_image_tokens)
+        self._sight = Sight(ImageLimits(max_images=MAX_IMAGES, max_image_tokens=max_image_tokens))
 
     def read(self, data: bytes, said: str) -> list[Encoded]:
         """Return the possible prompts, at least one, of a text, a list of token ids, or a body. `said` is the file as
@@ -95,7 +95,7 @@ class PromptReader:
             given = [_in_file(*one) for one in zip(self._files, details, strict=True)]
         if not given or not (info.sees or self._files):
             return None
-        return asyncio.run(Sight(self._limits, _at_once).see(given, info.model_dir if info.sees else None))
+        return asyncio.run(self._sight.see(given, info.model_dir if info.sees else None))
 
     def _plain(self, ids: list[int]) -> Encoded:
         """Return the prompt of token ids. `files` are its images, at the placeholders: one for each, or one for each of
@@ -163,10 +163,6 @@ def _with_images(ids: list[int], seen: Seen | None) -> Encoded:
     """Return the prompt with the images of `seen` at the placeholders. Raises `ApiError`."""
     array = np.array(ids, np.int32)
     return Encoded(array, ids) if seen is None else Encoded(seen.expand(array, "prompt"), ids, None, seen.images)
-
-
-async def _at_once(work: Callable[[], Any]) -> Any:
-    return work()
 
 
 def _in_file(file: str, detail: Any) -> GivenImage:

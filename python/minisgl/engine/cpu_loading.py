@@ -23,7 +23,7 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.heads import NO_HEADS, Heads, read_heads
 from minisgl.engine.page_store import open_store
 from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
-from minisgl.engine.sight import find_sight
+from minisgl.engine.sight import described, find_sight
 from minisgl.extension import _rust
 from minisgl.models.architectures import find_architecture
 from minisgl.models.config import ModelConfig, computed, load_config, read_config, tensor_names
@@ -65,6 +65,7 @@ class _LocatedModel(NamedTuple):
     heads: Heads
     kind: ModelKind
     tower: Tower | None
+    eyes: Path | None  # of the tower's weights
     table: list[float]  # of the tower: the value of each pixel
 
 
@@ -89,7 +90,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     settings = _settings(config, model, located.source, context_len)
     if located.tower is not None:
         settings["tower"] = located.tower.settings() | {"table": located.table}
-        settings["tower_weights"] = None if dummy else str(located.source)
+        settings["tower_weights"] = None if dummy else str(located.eyes)
         settings["image_cache"] = IMAGE_CACHE_BYTES
     sizes = _sizes(config, located, context_len, settings)
     settings["num_checkpoints"], settings["num_pages"] = sizes.num_checkpoints or 0, sizes.num_pages
@@ -139,12 +140,17 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
 def _find(config: EngineConfig, say: Report) -> _LocatedModel:
     """Find the model and read its configuration. Raises `ConfigError`."""
     source = find_model(
-        config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
+        config.model,
+        say,
+        source=config.model_source,
+        revision=config.revision,
+        load_format=config.load_format,
+        mmproj=config.mmproj is None,
     )
-    folder = source if source.is_dir() else _folder_of(source, config.tokenizer is None)
+    folder, reason = described(source, config.mmproj, own_tokenizer=config.tokenizer is None)
     model = load_config(folder)
     raw, dummy = read_config(folder)[0], config.load_format == "dummy"
-    sight = find_sight(source, folder, raw, model, dummy=dummy)
+    sight = find_sight(source, folder, raw, model, dummy=dummy, reason=reason)
     if line := sight.line():
         say(line)
     if sight.tower is not None:
@@ -154,7 +160,7 @@ def _find(config: EngineConfig, say: Report) -> _LocatedModel:
     kind = KINDS[heads.score is not None, model.both_ways]
     if model.left_out and kind == "decoder":
         say("one token a step: MTP layers, which predict further tokens, are not loaded")
-    return _LocatedModel(source.name, folder, source, model, heads, kind, sight.tower, table)
+    return _LocatedModel(source.name, folder, source, model, heads, kind, sight.tower, sight.weights, table)
 
 
 def _sight(tower: Tower | None) -> dict[str, Any]:
@@ -175,6 +181,8 @@ def _sizes(config: EngineConfig, located: _LocatedModel, context_len: int, setti
     if located.model.both_ways and config.cache_dir is not None:
         raise ConfigError(f"--cache-dir {config.cache_dir}: an encoder cannot use stored pages: leave it out")
     weight_bytes = _weight_bytes(config, located.source)
+    if located.eyes is not None and located.eyes.is_file():  # not counted with the model's own files
+        weight_bytes += located.eyes.stat().st_size
     smaller = in_q8 if in_q8 < page else None
     num_pages = cpu_num_pages(config, page, context_len, taken=weight_bytes, one_in_q8=smaller, state=state)
     checkpoints = cpu_num_checkpoints(config, state, num_pages * page, weight_bytes) if state else None
@@ -207,15 +215,18 @@ def _report_pools(config: EngineConfig, sizes: _Sizes, context_len: int, max_seq
 
 
 def operations(path: Path) -> str:
-    """Return a listing of a model's forward, one operation a line. `path` is a model folder or a GGUF file; of most
-    matrices only the sizes are read. Raises `ConfigError`, also for a checkpoint with packed weights."""
+    """Return a listing of a model's forward, one operation a line, and a line about its vision part. `path` is a model
+    folder or a GGUF file; of most matrices only the sizes are read. Raises `ConfigError`, also for a checkpoint with
+    packed weights."""
     config = EngineConfig(model=str(path))
-    folder = path if path.is_dir() else _folder_of(path, own_tokenizer=False)
+    folder, reason = described(path, None, own_tokenizer=False)
     model = load_config(folder)
     if path.is_dir() and model.packing is not None and model.packing.form != "mxfp4":
         raise ConfigError(f"{path}: weights packed as {model.packing} are not supported here: use the unpacked model")
     settings = _settings(config, model, path, model.context_len(None))
-    return _call_rust(partial(_rust.CpuEngine.operations, _json(settings)))
+    listing = _call_rust(partial(_rust.CpuEngine.operations, _json(settings)))
+    line = find_sight(path, folder, read_config(folder)[0], model, dummy=False, reason=reason).line()
+    return f"{listing}\n{line}" if line else listing
 
 
 def _write_weights_cache(rust: _rust.CpuEngine, name: str) -> None:
@@ -255,13 +266,6 @@ def _details(config: EngineConfig, isa: str, threads: int) -> str:
     if config.quantization is not None:
         parts.append(f"weights quantised to {config.quantization}")
     return ", ".join(parts)
-
-
-def _folder_of(file: Path, own_tokenizer: bool) -> Path:
-    """Return a folder with the config and tokenizer that were extracted from a GGUF file."""
-    from minisgl.weights.gguf_folder import gguf_folder
-
-    return gguf_folder(file, own_tokenizer=own_tokenizer)
 
 
 def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_len: int) -> dict[str, Any]:

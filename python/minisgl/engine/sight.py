@@ -7,20 +7,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minisgl.config import ConfigError
 from minisgl.images import Processor, read_processor
 from minisgl.models.architectures import is_multimodal, is_vision_tensor
-from minisgl.models.config import ModelConfig
+from minisgl.models.config import ModelConfig, load_config, read_config
 from minisgl.models.towers import FAMILIES, Tower, find_tower
 from minisgl.utils.installed import how_to_get, missing
+from minisgl.weights.gguf_folder import NO_TOWER, seeing_folder, tower_file
 from minisgl.weights.stored import stored_tensors, weight_files
 
 
 class Sight(NamedTuple):
-    """The tower and the processor of a model; None if it reads text only. `reason`: why, if it has a vision part."""
+    """The tower and the processor of a model; None if it reads text only. `reason`: why, if it has a vision part.
+    `weights`: the folder or GGUF file with the tower's tensors."""
 
     tower: Tower | None = None
     processor: Processor | None = None
     reason: str = ""
+    weights: Path | None = None
 
     def line(self) -> str:
         """Return what the start and `minisgl doctor` report; empty for a text model."""
@@ -30,16 +34,37 @@ class Sight(NamedTuple):
             return ""
         if missing("PIL"):
             return f"images: refused: Pillow is not installed: {how_to_get('images')}"
-        return f"images: the vision tower has {self.tower.layers.num_layers} layers"
+        file = f", from {self.weights.name}" if self.weights is not None and self.weights.is_file() else ""
+        return f"images: the vision tower has {self.tower.layers.num_layers} layers{file}"
 
 
-def find_sight(source: Path, folder: Path, raw: Mapping[str, Any], model: ModelConfig, *, dummy: bool) -> Sight:
+def sight_at(source: Path, *, dummy: bool) -> Sight:
+    """Find the tower and the processor of the model at `source`. Raises `ConfigError`."""
+    folder, reason = described(source, None)
+    return find_sight(source, folder, read_config(folder)[0], load_config(folder), dummy=dummy, reason=reason)
+
+
+def described(source: Path, mmproj: str | None, *, own_tokenizer: bool = True) -> tuple[Path, str]:
+    """Return the folder with the config and the tokenizer of the model at `source`, and why it does not describe a
+    tower, if a flag or a file decides that. `mmproj`: the flag. Raises `ConfigError`."""
+    if not source.is_dir():
+        return seeing_folder(source, mmproj, own_tokenizer=own_tokenizer)
+    if mmproj not in (None, NO_TOWER):
+        raise ConfigError(f"--mmproj {mmproj}: must be left out, or {NO_TOWER}: a folder has its own vision tower")
+    return source, "" if mmproj is None else f"--mmproj {mmproj}"
+
+
+def find_sight(
+    source: Path, folder: Path, raw: Mapping[str, Any], model: ModelConfig, *, dummy: bool, reason: str = ""
+) -> Sight:
     """Find the tower and the processor of the model at `source`, whose files of text are in `folder`. `dummy`: there
-    are no weights. Raises `ConfigError` if they are damaged."""
+    are no weights. `reason`: that of `described`. Raises `ConfigError` if they are damaged."""
+    if reason:
+        return Sight(reason=reason)
     if not (is_multimodal(model.architecture) or model.other_half):
         return Sight()
-    if not source.is_dir():
-        return Sight(reason="that of a GGUF file is not supported")
+    if (weights := source if source.is_dir() else tower_file(folder)) is None:
+        return Sight(reason="a GGUF model's must be in a file of its own: name it by --mmproj")
     if model.packing is not None:
         return Sight(reason="that of a quantized folder is not supported")
     if model.architecture not in FAMILIES:
@@ -48,8 +73,8 @@ def find_sight(source: Path, folder: Path, raw: Mapping[str, Any], model: ModelC
         return Sight(reason="preprocessor_config.json is missing, or its image_processor_type is not supported")
     if (tower := find_tower(raw, model)) is None:
         return Sight(reason="config.json has no vision_config")
-    if not dummy and not any(
+    if not (dummy or weights.is_file()) and not any(
         is_vision_tensor(one.name) for file in weight_files(folder) for one in stored_tensors(file)
     ):
         return Sight(reason="its tensors are missing")
-    return Sight(tower, processor)
+    return Sight(tower, processor, weights=weights)

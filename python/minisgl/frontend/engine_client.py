@@ -240,6 +240,10 @@ class ProcessClient(EngineClient):
 
     # ------------------------------------------------------------------------------------------------------- state
 
+    @property
+    def num_pixel_bytes(self) -> int:
+        return max(super().num_pixel_bytes, self._socket.num_unsent)  # those of aborted requests may be unsent
+
     def serving(self) -> Mapping[int, EngineStats | None]:
         return {view.engine: view.last for view in self.engines if view.state == READY}
 

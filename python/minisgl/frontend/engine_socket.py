@@ -81,6 +81,11 @@ class EngineSocket:
             self._loop.remove_writer(self._socket.fileno())
 
     @property
+    def num_unsent(self) -> int:
+        """Return the bytes that wait for the engine process to read them."""
+        return sum(map(len, self._unsent))
+
+    @property
     def holds_bytes(self) -> bool:
         """Whether data was read from the socket that `read` has not returned yet."""
         return not self._frames.is_empty

@@ -17,7 +17,7 @@ _MOST_SCANS = 64  # of a progressive JPEG, which needs about ten; each costs a p
 _JPEG_PLAIN = frozenset((0x00, 0x01, *range(0xD0, 0xD9)))  # markers without a segment
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_KEPT = frozenset((*range(0xC0, 0xE1), 0xEE))  # tables, frames, JFIF, and Adobe's segment, which names the colours
-_PNG_KEPT = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
+_PNG_KEPT = frozenset((b"IHDR", b"PLTE", b"IDAT", b"IEND"))
 _EXIF = b"Exif\0\0"
 
 
@@ -120,7 +120,7 @@ def _chunks(data: bytes, at: int, layout: str, *, name_first: bool, around: int)
 
 
 def _jpeg(data: bytes) -> Head:
-    width, height, kept, exif, at = 0, 0, [b"\xff\xd8"], b"", 2
+    width, height, kept, exif, at = 0, 0, [b"\xff\xd8"], list[bytes](), 2
     for _ in range(_MOST_PARTS):
         at = data.find(b"\xff", at)  # a decoder, too, skips other bytes between segments
         if at < 0 or (marker := data[at + 1]) == 0xD9:
@@ -139,14 +139,14 @@ def _jpeg(data: bytes) -> Head:
         if marker in _JPEG_KEPT:
             kept.append(segment)
         elif marker == 0xE1 and segment.startswith(_EXIF, 4):
-            exif += segment[10:] if exif else segment[4:]
+            exif.append(segment[10:])
         at += 2 + length
     else:
         raise ImageError(f"the image has more than {_MOST_PARTS} segments")
     if data.count(b"\xff\xda", at) > _MOST_SCANS:
         raise ImageError(f"the JPEG image has more than {_MOST_SCANS} scans")
     kept.append(data[at:])
-    return Head("JPEG", width, height, _orientation(exif), b"".join(kept))
+    return Head("JPEG", width, height, _orientation(b"".join(exif)), b"".join(kept))
 
 
 def _gif(data: bytes) -> Head:
@@ -154,28 +154,26 @@ def _gif(data: bytes) -> Head:
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
     kept = [data[:at]]
-    for _ in range(_MOST_PARTS):
-        if data[at] == 0x2C:
-            left, top, columns, rows = struct.unpack_from("<HHHH", data, at + 1)
-            return Head("GIF", max(width, left + columns), max(height, top + rows), 1, b"".join((*kept, data[at:])))
-        if data[at] != 0x21:
-            break
-        start, label, at = at, data[at + 1], at + 2
+    while data[at] == 0x21:  # an extension, in blocks of up to 255 bytes
+        start, at = at, at + 2
         while data[at]:
             at += 1 + data[at]
         at += 1
-        if label == 0xF9:  # the frame's transparency
+        if data[start + 1] == 0xF9:  # the frame's transparency: the colour where there is no frame
             kept.append(data[start:at])
-    raise ImageError("the GIF image has no frame at its beginning")
+    if data[at] != 0x2C:
+        raise ImageError("the GIF image has no frame at its beginning")
+    left, top, columns, rows = struct.unpack_from("<HHHH", data, at + 1)
+    return Head("GIF", max(width, left + columns), max(height, top + rows), 1, b"".join((*kept, data[at:])))
 
 
 def _orientation(exif: bytes) -> int:
     """Return the orientation of an Exif block, 1 if it has none or is damaged."""
     tiff = exif.removeprefix(_EXIF)
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    order = ">" if tiff.startswith(b"MM") else "<"
     try:
-        (at,) = struct.unpack_from(f"{order}I", tiff, 4) if order else (0,)
-        (entries,) = struct.unpack_from(f"{order}H", tiff, at) if order else (0,)
+        (at,) = struct.unpack_from(f"{order}I", tiff, 4)
+        (entries,) = struct.unpack_from(f"{order}H", tiff, at)
         for entry in range(at + 2, at + 2 + 12 * entries, 12):
             tag, kind, count = struct.unpack_from(f"{order}HHI", tiff, entry)
             if tag == 0x0112:

@@ -35,6 +35,22 @@ _QWEN = {
     "deep_merger_up": "deepstack_merger_list.{layer}.linear_fc1",
     "deep_merger_down": "deepstack_merger_list.{layer}.linear_fc2",
 }
+_QWEN_GGUF = {
+    "patches": "v.patch_embd",
+    "positions": "v.position_embd",
+    "attention_norm": "v.blk.{layer}.ln1",
+    "qkv": "v.blk.{layer}.attn_qkv",
+    "out": "v.blk.{layer}.attn_out",
+    "mlp_norm": "v.blk.{layer}.ln2",
+    "up": "v.blk.{layer}.ffn_up",
+    "down": "v.blk.{layer}.ffn_down",
+    "merger_norm": "v.post_ln",
+    "merger_up": "mm.0",
+    "merger_down": "mm.2",
+    "deep_merger_norm": "v.deepstack.{tap}.norm",
+    "deep_merger_up": "v.deepstack.{tap}.fc1",
+    "deep_merger_down": "v.deepstack.{tap}.fc2",
+}
 _SIGLIP = {
     "patches": "embeddings.patch_embedding",
     "positions": "embeddings.position_embedding",
@@ -149,7 +165,8 @@ def _qwen3_vl(vision: Raw, model: ModelConfig, _: Raw) -> Tower:
         last_norm=False,
         rope_axes=tuple(1 + axis for axis in (0, 1) for _ in range(hidden // heads // 4)),
     )
-    return Tower(encoder, _named(_QWEN, "visual."), out_size)
+    names = _named(_QWEN, "visual.")
+    return Tower(encoder, {part: [*names[part], _QWEN_GGUF[part]] for part in names}, out_size)
 
 
 def _gemma3(vision: Raw, model: ModelConfig, raw: Raw) -> Tower:

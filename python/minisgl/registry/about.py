@@ -72,6 +72,8 @@ def card(model: Model) -> list[dict[str, Any]]:
         "size": size,
         "memory": model.seen.most_bytes or None,
     }
+    if model.seen.sees:
+        fields["vision"] = True
     if entry.aliases:
         fields["aliases"] = list(entry.aliases)
     if entry.pin:

@@ -37,6 +37,7 @@ class Measurements:
     doing: str = ""  # the last log line of its server
     load_s: float = 0.0
     max_model_len: int | None = None  # None before it was first loaded
+    sees: bool = False  # images
     was_fetched: bool = False
     used_bytes: int = 0  # at the last measurement
     most_bytes: int = 0  # maximum, including earlier runs; 0: never measured

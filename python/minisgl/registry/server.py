@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -35,6 +36,7 @@ STOP_TIMEOUT_S = 20.0
 MAX_LINE = 1 << 20
 PROGRAM = (sys.executable, "-m", "minisgl.supervisor.child")
 ADOPTS = 36  # PR_SET_CHILD_SUBREAPER
+_PREFIX = re.compile(r"(\d\d:\d\d:\d\d )?(error: )?(minisgl: )?")  # of a line of log
 
 
 class NotLoaded(Exception):
@@ -46,6 +48,7 @@ class ModelServer(Protocol):
 
     address: tuple[str, int]
     max_model_len: int  # tokens of a request
+    sees: bool  # images
     ended: asyncio.Future[int]
     use: Sequence[tuple[int, int]]  # by key index: waiting requests, tokens since its start
 
@@ -221,7 +224,7 @@ class ChildServer:
         self._reader = reader
         self.ended: asyncio.Future[int] = child.ended
         self.address = ("", 0)
-        self.max_model_len = 0
+        self.max_model_len, self.sees = 0, False
         self.use: Sequence[tuple[int, int]] = ()
         self._uses: asyncio.Task[None] | None = None
 
@@ -241,7 +244,8 @@ class ChildServer:
                 raise NotLoaded(last[0] or f"its server ended with code {code}")
             said = json.loads(line)
             url = urlsplit(said["url"])
-            self.address, self.max_model_len = (url.hostname or "", url.port or 0), said["max_model_len"]
+            self.address = url.hostname or "", url.port or 0
+            self.max_model_len, self.sees = said["max_model_len"], said["vision"]
             self._uses = asyncio.create_task(self._hear_uses(child.said))
         except BaseException:
             await asyncio.shield(self.stop())
@@ -303,5 +307,5 @@ async def _read(stream: asyncio.StreamReader, name: str, hear: Callable[[str], N
         text = line.decode(errors="replace").rstrip()
         print(f"{name}: {text}", file=sys.stderr, flush=True)
         if text:
-            last[0] = text.removeprefix("minisgl: ")
+            last[0] = _PREFIX.sub("", text, count=1)
             hear(last[0])

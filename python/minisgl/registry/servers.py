@@ -52,7 +52,7 @@ class Servers:
         memory = max(1, given - PROCESSES_BYTES // 2)
         engine = replace(config.engine, memory=memory, lora=(*config.engine.lora, *had.items()))
         server = await self._start(replace(config, engine=engine), partial(setattr, seen, "doing"))
-        seen.load_s, seen.max_model_len = time.monotonic() - began, server.max_model_len
+        seen.load_s, seen.max_model_len, seen.sees = time.monotonic() - began, server.max_model_len, server.sees
         return server
 
     async def measure(self, model: Model) -> int:

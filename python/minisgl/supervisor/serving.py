@@ -377,9 +377,9 @@ def _greet(
 
 def _announce(url: str, config: ServerConfig, ready: EngineReady) -> None:
     """Print one JSON line for the program that started the server: `url`, `model` (its API name), `key` (a valid API
-    key or null) and `max_model_len` (tokens of a request)."""
-    said = {"url": url, "model": config.model_name, "key": config.any_key, "max_model_len": ready.max_seq_len}
-    print(json.dumps(said), flush=True)
+    key or null), `max_model_len` (tokens of a request) and `vision` (the model sees images)."""
+    said = {"url": url, "model": config.model_name, "key": config.any_key}
+    print(json.dumps({**said, "max_model_len": ready.max_seq_len, "vision": ready.sees}), flush=True)
 
 
 def _report_use(readings: list[tuple[int, int]]) -> None:

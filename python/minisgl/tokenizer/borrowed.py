@@ -20,7 +20,8 @@ from minisgl.weights.sources import find_tokenizer
 
 FORMAT = "1"  # part of the key: a change of what is written makes new folders
 OF_SENTENCES = ("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json")
-OF_THE_MODEL = ("config.json", "generation_config.json", *OF_SENTENCES)
+OF_IMAGES = ("preprocessor_config.json", "processor_config.json")
+OF_THE_MODEL = ("config.json", "generation_config.json", *OF_IMAGES, *OF_SENTENCES)
 OF_THE_TOKENIZER = ("special_tokens_map.json",)
 OF_THE_TEMPLATE = ("chat_template.json", "chat_template.jinja")
 TEMPLATES = "additional_chat_templates"

@@ -7,7 +7,7 @@ type is a `ConfigError` that names its key.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,15 +50,15 @@ Config = Mapping[str, Any]
 
 class Fields:
     """Typed access to a GGUF file's metadata by key, which records the keys that were read. `own` keys have the
-    architecture's prefix. Methods raise `ConfigError` for a missing key without default, or a value of the wrong type.
-    """
+    architecture's prefix, which is one of `known` (None: of `READERS`). Methods raise `ConfigError` for a missing key
+    without default, or a value of the wrong type."""
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, metadata: Mapping[str, Any], known: Collection[str] | None = None) -> None:
         self._metadata = metadata
         self._read = set[str]()
         self.architecture = self.text("general.architecture")
-        if self.architecture not in READERS:
-            supported = ", ".join(READERS)
+        if self.architecture not in (known := READERS if known is None else known):
+            supported = ", ".join(known)
             raise ConfigError(f"architecture {self.architecture!r} is not imported: only {supported}")
 
     def own(self, key: str) -> str:
@@ -195,7 +195,7 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
     layers = fields.positive(own("block_count"))
     last = f"blk.{layers - further - 1}"
     if reader.mixed:
-        _check_shapes(shapes, {f"blk.{layers - 1}.attn_norm.weight": (hidden,)})
+        check_shapes(shapes, {f"blk.{layers - 1}.attn_norm.weight": (hidden,)})
     if reader.states:
         heads_kv = fields.max_over_layers(own("attention.head_count_kv"), heads)
         of_experts = fields.whole(own("expert_feed_forward_length"), 0)  # used if no layer has a dense MLP
@@ -215,7 +215,7 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
         expected = {f"{last}.attn_qkv.weight": ((heads + 2 * heads_kv) * head_dim, hidden)}
     if reader.latent:
         expected = {f"{last}.attn_kv_a_mqa.weight": (head_dim, hidden)}
-    _check_shapes(shapes, {TABLE: (vocab, hidden), **({} if reader.mixed else expected)})
+    check_shapes(shapes, {TABLE: (vocab, hidden), **({} if reader.mixed else expected)})
     epsilon = "attention.layer_norm_epsilon" if reader.layer_norm else "attention.layer_norm_rms_epsilon"
     config: dict[str, Any] = {
         "architectures": [reader.named],
@@ -264,7 +264,7 @@ def pooling_of(fields: Fields) -> dict[str, bool]:
     return {f"pooling_mode_{_POOLINGS[number]}": True}
 
 
-def _check_shapes(shapes: Shapes, expected: Shapes) -> None:
+def check_shapes(shapes: Shapes, expected: Shapes) -> None:
     """Raise `ConfigError` unless tensors have the `expected` shapes. Tensors cannot exceed their file, so this bounds
     sizes from the metadata, which would cost memory everywhere."""
     for name, shape in expected.items():
@@ -309,7 +309,7 @@ def _qwen3_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]
     for name in routers:
         if name in shapes:
             gate = name.replace("_inp", "_exps")
-            _check_shapes(shapes, {gate: (experts, size, config["hidden_size"])})
+            check_shapes(shapes, {gate: (experts, size, config["hidden_size"])})
     return {
         "attention_bias": False,
         "num_experts": experts,
@@ -365,7 +365,7 @@ def _gemma4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
         expected = {f"blk.{layer}.attn_q.weight": (config["num_attention_heads"] * dim, hidden)}
         if layer < layers - shared:
             expected[f"blk.{layer}.attn_k.weight"] = (count * dim, hidden)
-        _check_shapes(shapes, expected)
+        check_shapes(shapes, expected)
     embedding = "per_layer_token_embd.weight"
     if "blk.0.ffn_gate_inp.weight" in shapes:
         size_of_experts = fields.positive(own("expert_feed_forward_length"))
@@ -576,7 +576,7 @@ def _falcon(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _gpt2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    _check_shapes(shapes, {"position_embd.weight": (config["max_position_embeddings"], config["hidden_size"])})
+    check_shapes(shapes, {"position_embd.weight": (config["max_position_embeddings"], config["hidden_size"])})
     sizes = {"n_inner": config["intermediate_size"], "layer_norm_epsilon": config["layer_norm_eps"]}
     return {**sizes, "multi_query": config["num_key_value_heads"] == 1}
 
@@ -584,7 +584,7 @@ def _gpt2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 def _bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     """Return the config fields of BERT, RoBERTa or XLM-R. Their converter drops the unused rows of the position
     table."""
-    _check_shapes(shapes, {"position_embd.weight": (config["max_position_embeddings"], config["hidden_size"])})
+    check_shapes(shapes, {"position_embd.weight": (config["max_position_embeddings"], config["hidden_size"])})
     own = fields.text("tokenizer.ggml.model", "") == "bert"
     return {"hidden_act": "gelu", "pair_types": own, **_token_types(fields, shapes)}
 
@@ -605,7 +605,7 @@ def _nomic_bert_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str,
     experts, inner, hidden = fields.positive(own("expert_count")), config["intermediate_size"], config["hidden_size"]
     every = fields.positive(own("moe_every_n_layers"))
     if config["num_hidden_layers"] > 1:
-        _check_shapes(shapes, {"blk.1.ffn_up_exps.weight": (experts, inner, hidden)})
+        check_shapes(shapes, {"blk.1.ffn_up_exps.weight": (experts, inner, hidden)})
     return {
         **_nomic_bert(fields, shapes, config),
         "activation_function": "gelu",
@@ -623,7 +623,7 @@ def _jina_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]
         raise ConfigError(f"{key}: {most:g} is not imported: only 8")
     inner, hidden = config["intermediate_size"], config["hidden_size"]
     apart = "blk.0.ffn_gate.weight" in shapes
-    _check_shapes(shapes, {"blk.0.ffn_up.weight": (inner if apart else 2 * inner, hidden)})
+    check_shapes(shapes, {"blk.0.ffn_up.weight": (inner if apart else 2 * inner, hidden)})
     return {"position_embedding_type": "alibi", "feed_forward_type": "geglu", **_token_types(fields, shapes)}
 
 
@@ -657,7 +657,7 @@ def _grouped(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     """Return the MoE fields of DeepSeek V3's routing."""
     own = fields.own
     experts, size = fields.positive(own("expert_count")), fields.positive(own("expert_feed_forward_length"))
-    _check_shapes(shapes, _experts_of_last(config, experts, size))
+    check_shapes(shapes, _experts_of_last(config, experts, size))
     return {
         **_routing(fields),
         "n_shared_experts": max(fields.whole(own("expert_shared_count"), 0), 0),
@@ -761,7 +761,7 @@ def _hunyuan_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, An
             f"{config['intermediate_size']}, the feed_forward_length"
         )
     experts = fields.positive(own("expert_count"))
-    _check_shapes(shapes, _experts_of_last(config, experts, size))
+    check_shapes(shapes, _experts_of_last(config, experts, size))
     biases = {"attention_bias": "blk.0.attn_q.bias" in shapes}
     return {"num_experts": experts, "moe_topk": fields.positive(own("expert_used_count")), **biases}
 
@@ -774,7 +774,7 @@ def _minicpm3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     plain, value = config["head_dim"] - rotated, config["hidden_size"] // config["num_attention_heads"]
     rows = config["num_attention_heads"] * (plain + value)
     latents = {f"blk.{last}.attn_kv_a_mqa.weight": (rank + rotated, config["hidden_size"])}
-    _check_shapes(shapes, {**latents, f"blk.{last}.attn_kv_b.weight": (rows, rank)})
+    check_shapes(shapes, {**latents, f"blk.{last}.attn_kv_b.weight": (rows, rank)})
     return {
         "kv_lora_rank": rank,
         "q_lora_rank": max(fields.whole(own("attention.q_lora_rank"), 0), 0),
@@ -811,7 +811,7 @@ def _lfm2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     kv_heads = fields.heads_or_none(own("attention.head_count_kv"), layers)
     length, hidden = fields.positive(own("shortconv.l_cache")), config["hidden_size"]
     for layer in (layer for layer, count in enumerate(kv_heads) if not count):
-        _check_shapes(shapes, {f"blk.{layer}.shortconv.conv.weight": (hidden, length)})
+        check_shapes(shapes, {f"blk.{layer}.shortconv.conv.weight": (hidden, length)})
     return {
         "layer_types": ["full_attention" if count else "conv" for count in kv_heads],
         "conv_L_cache": length,
@@ -826,7 +826,7 @@ def _lfm2_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     _only_sigmoid(fields)
     own, size = fields.own, fields.positive(fields.own("expert_feed_forward_length"))
     experts = fields.positive(own("expert_count"))
-    _check_shapes(shapes, _experts_of_last(config, experts, size))
+    check_shapes(shapes, _experts_of_last(config, experts, size))
     return {
         **_lfm2(fields, shapes, config),
         "num_experts": experts,
@@ -853,7 +853,7 @@ def _delta_net(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]
         "attention": {"attn_q": 2 * of_q, "attn_k": of_k},
     }
     for layer, kind in enumerate(kinds):
-        _check_shapes(shapes, {f"blk.{layer}.{part}.weight": (rows, hidden) for part, rows in by_kind[kind].items()})
+        check_shapes(shapes, {f"blk.{layer}.{part}.weight": (rows, hidden) for part, rows in by_kind[kind].items()})
     return {
         "layer_types": ["full_attention" if kind == "attention" else "linear_attention" for kind in kinds],
         "linear_num_key_heads": keys,
@@ -913,7 +913,7 @@ def _ssm(fields: Fields, shapes: Shapes, config: Config, names: Mapping[str, str
     groups, size, length = (fields.positive(fields.own(f"ssm.{key}")) for key in rest)
     numbers = {"heads": heads, "head_dim": inner // heads, "groups": groups, "size": size, "length": length}
     first = next((name for name in shapes if name.endswith(".ssm_in.weight")), "blk.0.ssm_in.weight")
-    _check_shapes(shapes, {first: (2 * inner + 2 * groups * size + heads, config["hidden_size"])})
+    check_shapes(shapes, {first: (2 * inner + 2 * groups * size + heads, config["hidden_size"])})
     bias = any(name.endswith(".ssm_conv1d.bias") for name in shapes)
     return {**{names[own]: value for own, value in numbers.items()}, names["conv_bias"]: bias}
 

@@ -1,8 +1,9 @@
 """A GGUF file as the model folder that the rest of minisgl reads: config.json and the tokenizer, from its header alone,
-and the heads of encoders (`gguf_heads`). The other tensors stay in the file; `gguf_import` makes folders with weights.
+the heads of encoders (`gguf_heads`), and the description of a vision tower in a second file (`gguf_tower`). The other
+tensors stay in the file; `gguf_import` makes folders with weights.
 
 Invariants: the folder appears whole or not at all. Its key is the state of one model: the path, the sizes and times of
-its parts, the header of the first part.
+its parts, the header of the first part, and the same of the tower's file.
 """
 
 from __future__ import annotations
@@ -14,54 +15,127 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.extension import _rust
 from minisgl.utils.made_once import made_once
 from minisgl.weights.gguf_config import FACTORS, Fields, config_of, pooling_of
 from minisgl.weights.gguf_heads import with_head, write_heads
+from minisgl.weights.gguf_tower import SEEING, tower_files
+from minisgl.weights.hub_names import mmprojs
 
-FORMAT = "9"  # part of the key: increase it when the written files change
+FORMAT = "10"  # part of the key: increase it when the written files change
 BARE = "-bare"  # suffix of a folder without a tokenizer
-SOURCE = "source.json"
+SOURCE, SNAPSHOTS = "source.json", "snapshots"
+NO_TOWER = "none"
 _MAX_FACTORS = 4096
 
 
-def gguf_folder(file: Path, *, own_tokenizer: bool = True) -> Path:
-    """Return the (cached) folder for a GGUF file, without a tokenizer unless `own_tokenizer`. Raises `ConfigError`."""
-    named, target = file.absolute(), file.resolve()  # parts are found by name, not by where links lead
+def gguf_folder(file: Path, *, own_tokenizer: bool = True, tower: Path | None = None) -> Path:
+    """Return the (cached) folder for a GGUF file, without a tokenizer unless `own_tokenizer`. `tower`: the file of its
+    vision tower, which the folder describes, too. Raises `ConfigError`."""
+    named = file.absolute()  # parts are found by name, not by where links lead
+    key = hashlib.sha256()
+    for one in (named,) if tower is None else (named, tower.absolute()):
+        _add_state(key, one)
+    name = f"{key.hexdigest()[:32]}-{FORMAT}{'' if own_tokenizer else BARE}"
+    return made_once(
+        envs.cache_dir() / "gguf-text" / name, lambda partial: _write(named, tower, partial, own_tokenizer)
+    )
+
+
+def _add_state(key: hashlib._Hash, file: Path) -> None:
+    """Add the header, place, sizes and times of a GGUF file to `key`. Raises `ConfigError`."""
+    target = file.resolve()
     try:
-        head_bytes = _rust.gguf_head_bytes(named)
+        head_bytes = _rust.gguf_head_bytes(file)
         with target.open("rb") as opened:
-            head = opened.read(head_bytes)
-        now = [part.stat() for part in _rust.gguf_parts(named)]
+            key.update(opened.read(head_bytes))
+        now = [part.stat() for part in _rust.gguf_parts(file)]
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
-    key = hashlib.sha256(head)
     key.update("".join([f"\n{target}", *(f"\n{status.st_size}\n{status.st_mtime_ns}" for status in now)]).encode())
-    name = f"{key.hexdigest()[:32]}-{FORMAT}{'' if own_tokenizer else BARE}"
-    return made_once(envs.cache_dir() / "gguf-text" / name, lambda partial: _write(named, partial, own_tokenizer))
+
+
+def seeing_folder(file: Path, mmproj: str | None, *, own_tokenizer: bool = True) -> tuple[Path, str]:
+    """Return the folder for a GGUF file with its vision tower, and the reason if it has none. `mmproj`: the tower's
+    file, "none", or None for the first file beside the model that fits it. Raises `ConfigError`, not for the latter."""
+    if mmproj == NO_TOWER:
+        return gguf_folder(file, own_tokenizer=own_tokenizer), f"--mmproj {NO_TOWER}"
+    if mmproj is not None:
+        try:
+            return gguf_folder(file, own_tokenizer=own_tokenizer, tower=Path(mmproj).expanduser()), ""
+        except ConfigError as error:
+            raise ConfigError(f"--mmproj {mmproj}: {error}") from error
+    reason = ""
+    for tower in _beside(file.absolute()):
+        try:
+            return gguf_folder(file, own_tokenizer=own_tokenizer, tower=tower), ""
+        except ConfigError as error:
+            reason = reason or str(error)
+    folder = gguf_folder(file, own_tokenizer=own_tokenizer)
+    if not reason and _source(folder).get("architecture") in SEEING:
+        reason = "no mmproj-*.gguf beside the model: name one by --mmproj"
+    return folder, reason
+
+
+def _beside(file: Path) -> list[Path]:
+    """Return the files of vision towers beside a model, or above it in the snapshot of a hub; the preferred first."""
+    folders = [file.parent]
+    if above := [folder for folder in file.parents if folder.parent.name == SNAPSHOTS]:
+        folders = [folder for folder in file.parents if folder.is_relative_to(above[0])]
+    root = folders[-1]
+    try:
+        paths = [one.relative_to(root).as_posix() for folder in folders for one in folder.glob("*.gguf")]
+    except OSError:
+        return []
+    return [root / path for path in mmprojs(file.relative_to(root).as_posix(), paths)]
 
 
 def gguf_file(folder: Path) -> Path | None:
     """Return the GGUF file that `gguf_folder` made `folder` from; None for any other folder. Raises `ConfigError`."""
+    file = _source(folder).get("gguf")
+    return None if file is None else Path(file)
+
+
+def tower_file(folder: Path) -> Path | None:
+    """Return the file of the vision tower that `folder` describes; None if it is not in a GGUF file. Raises
+    `ConfigError`."""
+    file = _source(folder).get("mmproj")
+    return None if file is None else Path(file)
+
+
+def _source(folder: Path) -> dict[str, str]:
     try:
-        file = Path(json.loads((folder / SOURCE).read_text(encoding="utf-8"))["gguf"])
+        return msgspec.json.decode((folder / SOURCE).read_bytes(), type=dict[str, str])
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return {}
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{folder / SOURCE}: {error!r}: remove the folder") from error
-    return file
 
 
-def _write(file: Path, folder: Path, own_tokenizer: bool) -> None:
+def _write(file: Path, tower: Path | None, folder: Path, own_tokenizer: bool) -> None:
     header = read_header(file)
-    write_text_files(file, header, folder, own_tokenizer)
+    config = write_text_files(file, header, folder, own_tokenizer)
     try:
         write_heads(header, folder)
     except ConfigError as error:
         raise ConfigError(f"{file.name}: {error}") from error
-    (folder / SOURCE).write_text(json.dumps({"gguf": str(file)}), encoding="utf-8")
+    source = {"gguf": str(file), "architecture": header["metadata"]["general.architecture"]}
+    if tower is not None:
+        source["mmproj"] = str(tower.absolute())
+        text, vision = Fields(header["metadata"]), read_header(tower)
+        try:
+            clip = Fields(vision["metadata"], ("clip",))
+            shapes = {name: shape for name, (_, shape) in vision["tensors"].items()}
+            config, processor = tower_files(text, config, clip, shapes)
+        except ConfigError as error:
+            raise ConfigError(f"{tower.name}: {error}") from error
+        (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+        (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2), encoding="utf-8")
+    (folder / SOURCE).write_text(json.dumps(source), encoding="utf-8")
 
 
 def read_header(file: Path) -> _rust.GgufHeader:

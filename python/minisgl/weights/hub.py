@@ -36,7 +36,7 @@ from minisgl.config import ConfigError, ModelSource
 from minisgl.utils.installed import own_version
 from minisgl.utils.progress import Report
 from minisgl.weights.hub_cache import MAIN, RepoCache, touch
-from minisgl.weights.hub_names import HubRequest, choose
+from minisgl.weights.hub_names import HubRequest, choose, is_model
 
 SEGMENT = 64 << 20  # bytes of one request
 CHUNK = 1 << 20
@@ -182,14 +182,17 @@ class Client:
         with self._http:
             say(f"looking for {wanted.repo} on {self._hub.name}")
             commit, files = self._listing(wanted, cache, say)
-            named = wanted.quant is not None or wanted.file is not None
+            # whether there is a vision tower beside a file, only the hub knows
+            named = (wanted.quant is not None or wanted.file is not None) and not wanted.mmproj
             if files is None and named and (path := cache.find(wanted, commit)) is not None:
                 return path
             files = self._tree(wanted, commit, say) if files is None else files
             first, paths = choose(wanted, files, weights=weights)
             chosen = {path: files[path] for path in paths}
             if first is not None:
-                say(f"{wanted.repo}: {first}" + (f" and {len(paths) - 1} more parts" if len(paths) > 1 else ""))
+                parts = f" and {many - 1} more parts" if (many := sum(map(is_model, paths))) > 1 else ""
+                tower = "" if is_model(paths[-1]) else f", {paths[-1]}"
+                say(f"{wanted.repo}: {first}{parts}{tower}")
             self._download(wanted, commit, list(chosen.values()), cache, say)
             try:
                 folder = cache.link(commit, {path: one.key for path, one in chosen.items()}, wanted.revision)

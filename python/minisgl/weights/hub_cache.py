@@ -20,7 +20,7 @@ from pathlib import Path
 
 from minisgl import envs
 from minisgl.config import ConfigError, ModelSource
-from minisgl.weights.hub_names import INDEX, HubRequest, choose, gguf_models, quant_of
+from minisgl.weights.hub_names import INDEX, HubRequest, choose, gguf_models, mmprojs, quant_of
 
 MAIN: dict[ModelSource, str] = {"huggingface": "main", "modelscope": "master"}
 UNFINISHED = "unfinished"
@@ -155,9 +155,12 @@ def _entries(source: ModelSource, repo: str, folder: Path) -> Iterator[Entry]:
     by_quant: dict[str, list[Path]] = {}
     for snapshot in (folder / "snapshots").glob("*"):
         links = {one.relative_to(snapshot).as_posix(): one for one in snapshot.rglob("*") if one.is_file()}
-        for first, parts in gguf_models(links).items():
-            by_quant.setdefault(quant_of(first), []).extend(links.pop(part) for part in parts)
-        by_quant.setdefault("", []).extend(links.values())
+        towers = dict[str, Path]()  # of models that are here, each with all its own
+        for first, parts in (models := gguf_models(links)).items():
+            towers |= (own := {path: links[path] for path in mmprojs(first, links)})
+            by_quant.setdefault(quant_of(first), []).extend([*(links[part] for part in parts), *own.values()])
+        in_models = {*towers, *(part for parts in models.values() for part in parts)}
+        by_quant.setdefault("", []).extend(one for path, one in links.items() if path not in in_models)
     by_quant[UNFINISHED] = [
         one for one in (folder / "blobs").glob("*") if one.name.endswith((".incomplete", ".progress"))
     ]
@@ -169,7 +172,9 @@ def _entries(source: ModelSource, repo: str, folder: Path) -> Iterator[Entry]:
 def remove(entry: Entry) -> int:
     """Remove an entry. Returns the bytes freed, which are those of blobs that no other entry uses. Raises `OSError`."""
     folder = RepoCache(entry.source, entry.repo).folder
-    own_links, blobs, freed = set(entry.files), entry.blobs(), 0
+    others = (one for one in _entries(entry.source, entry.repo, folder) if one.quant != entry.quant)
+    own_links = set(entry.files) - {file for other in others for file in other.files}
+    blobs, freed = {link.resolve() for link in own_links}, 0
     still_linked = {
         link.resolve() for link in (folder / "snapshots").rglob("*") if link.is_file() and link not in own_links
     }

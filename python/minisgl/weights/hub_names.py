@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import takewhile
 
 from minisgl.config import ConfigError, ModelSource
 
@@ -70,19 +71,22 @@ _QUANT = re.compile(
     re.IGNORECASE,
 )
 _UNREAD = re.compile(r"(?:UD-)?IQ[1-3]")
-_BESIDE = re.compile(r"(?:^|[-_./])(?:mmproj|imatrix)", re.IGNORECASE)
+_BESIDE = re.compile(r"(?:^|[-_./])(mmproj|imatrix)", re.IGNORECASE)
+_OF_TOWERS = ("F16", "FP16", "BF16", "F32", "FP32", "Q8_0")  # types of files with vision towers, the preferred first
 
 
 @dataclass(frozen=True, slots=True)
 class HubRequest:
-    """A requested repository of a hub, and the GGUF file in it: by `quant` or by `file`, not both. `or_modelscope`:
-    neither hub nor revision was named, so ModelScope may be tried if Hugging Face does not answer."""
+    """A requested repository of a hub, and the GGUF file in it: by `quant` or by `file`, not both. `mmproj`: also the
+    file of that model's vision tower. `or_modelscope`: neither hub nor revision was named, so ModelScope may be tried
+    if Hugging Face does not answer."""
 
     source: ModelSource
     repo: str
     revision: str | None = None
     quant: str | None = None
     file: str | None = None
+    mmproj: bool = False
     or_modelscope: bool = field(default=False, compare=False)
 
 
@@ -144,20 +148,48 @@ def quant_of(path: str) -> str:
     return str(quants[-1]).upper() if quants else stem.rpartition("/")[2]
 
 
+def is_model(path: str) -> bool:
+    """Return whether a file is a GGUF model or a part of one, by its name."""
+    return path.endswith(".gguf") and not _BESIDE.search(path.rpartition("/")[2])
+
+
 def gguf_models(paths: Iterable[str]) -> dict[str, list[str]]:
     """Return the models among the GGUF files of a repository: first part of each to all its parts that exist."""
     models: dict[str, list[str]] = {}
     for path in sorted(paths):
-        if path.endswith(".gguf") and not _BESIDE.search(path.rpartition("/")[2]):
+        if is_model(path):
             split = SPLIT.fullmatch(path)
             first = f"{split['stem']}-00001-of-{split['parts']}.gguf" if split else path
             models.setdefault(first, []).append(path)
     return models
 
 
+def mmprojs(model: str, paths: Iterable[str]) -> list[str]:
+    """Return the files of vision towers in the folder of a GGUF model or above it, by preference: the nearest folder,
+    the name that begins most like the model's, then the type."""
+
+    def stem(path: str) -> str:
+        name = path.rpartition("/")[2].removesuffix(".gguf")
+        return _BESIDE.sub("", _QUANT.sub("", name)).strip("-_.").lower()
+
+    def rank(path: str) -> tuple[int, int, int, str]:
+        pairs, quant = zip(stem(path), stem(model), strict=False), quant_of(path)
+        alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        kind = _OF_TOWERS.index(quant) if quant in _OF_TOWERS else len(_OF_TOWERS)
+        return -path.count("/"), -alike, kind, path
+
+    def fits(path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        named = path.endswith(".gguf") and (found := _BESIDE.search(name)) and found[1].lower() == "mmproj"
+        return bool(named) and (not folder or model.startswith(f"{folder}/"))
+
+    return sorted(filter(fits, paths), key=rank)
+
+
 def choose(wanted: HubRequest, paths: Iterable[str], *, weights: bool = True) -> tuple[str | None, list[str]]:
-    """Return the GGUF file of a repository to open (None for a folder of safetensors) and all files to fetch. `weights`
-    False leaves out the weights of safetensors. Raises `ConfigError` whose text begins with the repository."""
+    """Return the GGUF file of a repository to open (None for a folder of safetensors) and all files to fetch, the parts
+    of that file first. `weights` False leaves out the weights of safetensors. Raises `ConfigError` whose text begins
+    with the repository."""
     paths = sorted(paths)
     models = gguf_models(paths)
     top = [path for path in paths if "/" not in path and path.endswith(".safetensors")]
@@ -177,7 +209,7 @@ def choose(wanted: HubRequest, paths: Iterable[str], *, weights: bool = True) ->
     first = _file(wanted, models)
     if (split := SPLIT.fullmatch(first)) and (absent := _absent(split, models[first])):
         raise ConfigError(f"{wanted.repo}: {len(absent)} of {int(split['parts'])} parts are missing: {absent[0]}")
-    return first, models[first]
+    return first, models[first] + (mmprojs(first, paths)[:1] if wanted.mmproj else [])
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from minisgl.config import MODEL_SMOLLM2, ConfigError, LoadFormat, ModelSource
@@ -74,11 +75,14 @@ def find_model(
     revision: str | None = None,
     load_format: LoadFormat = "auto",
     flag: str = "--model",
+    mmproj: bool = False,
 ) -> Path:
-    """Return a local (or downloaded) folder or GGUF file for `model`; errors name `flag`. Raises `ConfigError`."""
+    """Return a local (or downloaded) folder or GGUF file for `model`; errors name `flag`. `mmproj`: download the file
+    of a GGUF model's vision tower, too. Raises `ConfigError`."""
     located = place_of(model, source, revision, flag)
     if isinstance(located, Path):
         return located
+    located = replace(located, mmproj=mmproj)
     from minisgl.weights import hub  # imports an HTTP client
 
     try:

@@ -118,7 +118,6 @@ impl Images {
     pub fn counts(&self) -> ImageCounts {
         ImageCounts {
             images: self.features.len(),
-            bytes: self.bytes(),
             ..self.counts
         }
     }
@@ -186,7 +185,10 @@ impl Images {
             catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Error::step("the tower panicked")))?;
         let features: Arc<[f32]> = features.into();
         self.counts.runs += 1;
-        self.features.insert(image.digest, (features.clone(), self.clock));
+        self.counts.bytes += size_of_val(&features[..]);
+        if let Some((old, _)) = self.features.insert(image.digest, (features.clone(), self.clock)) {
+            self.counts.bytes -= size_of_val(&old[..]);
+        }
         self.evict();
         Ok(features)
     }
@@ -251,15 +253,9 @@ impl Images {
         self.evict();
     }
 
-    fn bytes(&self) -> usize {
-        let sizes = self.features.values().map(|(features, _)| size_of_val(&features[..]));
-        sizes.sum()
-    }
-
     /// Drops the least recently used features beyond the limit, except those that a slot holds.
     fn evict(&mut self) {
-        let mut bytes = self.bytes();
-        while bytes > self.limit {
+        while self.counts.bytes > self.limit {
             let unused = self
                 .features
                 .iter()
@@ -268,7 +264,7 @@ impl Images {
                 return;
             };
             if let Some((features, _)) = self.features.remove(&oldest) {
-                bytes -= size_of_val(&features[..]);
+                self.counts.bytes -= size_of_val(&features[..]);
             }
         }
     }

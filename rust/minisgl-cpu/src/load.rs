@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::files::{self, safetensors};
+use crate::files::{self, gguf, safetensors};
 use crate::model::{self, Decoder, ModelConfig, Names, Origin, Progress, Tensors, Tower, TowerSettings, Weights};
 use crate::states::States;
 use crate::step::{Choices, Sizes};
@@ -59,7 +59,7 @@ pub struct Settings {
     /// Vision tower of the model; `None` accepts no images.
     #[serde(default)]
     pub tower: Option<TowerSettings>,
-    /// Folder of safetensors with the tower; `None` for dummy weights.
+    /// Folder of safetensors or GGUF file with the tower; `None` for dummy weights.
     #[serde(default)]
     pub tower_weights: Option<PathBuf>,
     /// Maximum bytes of image features, without those that are being computed.
@@ -135,12 +135,12 @@ impl Settings {
     /// Loads the vision tower, if there is one.
     fn tower(&self, by: (Kernels, Mode), pool: &mut Pool) -> Result<Option<Tower>> {
         let Some(tower) = &self.tower else { return Ok(None) };
-        let folder = self
-            .tower_weights
-            .as_deref()
-            .map(safetensors::Folder::open)
-            .transpose()?;
-        let origin = folder.map_or_else(|| self.dummy(), |folder| Origin::Files(Box::new(folder)));
+        // not `files::open`, which hides a tower
+        let origin = match &self.tower_weights {
+            Some(path) if path.is_dir() => Origin::Files(Box::new(safetensors::Folder::open(path)?)),
+            Some(path) => Origin::Files(Box::new(gguf::File::open(path)?)),
+            None => self.dummy(),
+        };
         Tower::load(tower, &Tensors::new(origin, tower.names.clone()), by, pool).map(Some)
     }
 

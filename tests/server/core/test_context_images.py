@@ -10,6 +10,8 @@ import pytest
 
 from minisgl.message import AbortRequest
 from minisgl.server.core import context
+from minisgl.server.prepare import IMAGES_BYTES
+from tests.helpers.image_files import encoded, picture
 from tests.helpers.server import Frontend, check_error
 from tests.helpers.sight import data_url, png, prepared, seeing_frontend
 
@@ -58,3 +60,12 @@ def test_pixels_in_progress_are_bounded(server: Frontend, tmp_path: Path, monkey
         server.wait_until(lambda: server.num_live == 0)
         assert server.client.num_pixel_bytes == 0
         assert http.post(CHAT, json=chat("say:ok", ONE, OTHER, png(seed=2))).status_code == 200, "alone it may"
+
+
+def test_a_large_body_with_an_image_is_answered(server: Frontend) -> None:
+    """The gateway asks about its headers only, and forwards it."""
+    large = encoded(picture(1000, 700, seed=3))
+    with server.http() as http:
+        answer = http.post(CHAT, json=chat("say:ok", large))
+        assert answer.status_code == 200 and len(answer.request.content) > IMAGES_BYTES
+        assert answer.json()["choices"][0]["message"]["content"] == "ok"

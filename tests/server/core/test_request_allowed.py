@@ -31,7 +31,8 @@ def messages(**one: Any) -> list[dict[str, Any]]:
         (
             CHAT,
             {"messages": messages(content=[{"type": 5}])},
-            'messages.0.content.0.type: must be "text", "input_text", "output_text" or "refusal" (got 5)',
+            'messages.0.content.0.type: must be "text", "input_text", "output_text", "refusal", "image_url", '
+            '"input_image" or "image" (got 5)',
         ),
         (CHAT, {"messages": USER, "stop": 5}, "stop: must be text or a list of texts (got 5)"),
         (CHAT, {"messages": USER, "stop": ["a", None]}, "stop.1: must be text (got null)"),
@@ -59,7 +60,8 @@ def messages(**one: Any) -> list[dict[str, Any]]:
         (
             MESSAGES,
             {"max_tokens": 4, "messages": messages(content=[{"type": 5}])},
-            'messages.0.content.0.type: must be "text", "thinking", "redacted_thinking", "tool_use" or "tool_result"',
+            'messages.0.content.0.type: must be "text", "image", "thinking", "redacted_thinking", "tool_use" or '
+            '"tool_result"',
         ),
         (GENERATE, {"input_ids": ["a"]}, 'input_ids.0: must be a whole number or a list of whole numbers (got "a")'),
         (EMBED, {"input": 5}, f"input: {PROMPTS} (got 5)"),

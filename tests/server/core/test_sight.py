@@ -17,6 +17,8 @@ from minisgl.images.fetch import Fetcher
 from minisgl.images.processors import Processor
 from minisgl.message import AddRequest
 from minisgl.prompt_image import FIRST_VIRTUAL_ID, virtual_ids
+from minisgl.server.core.resume import Said
+from tests.helpers.image_files import hostile
 from tests.helpers.server import CONFIG, Frontend, frontend, prompt_ids, prompt_text
 from tests.helpers.sight import (
     END_ID,
@@ -31,6 +33,7 @@ from tests.helpers.sight import (
     prepared,
     seeing_frontend,
 )
+from tests.server.core.test_resume import asked
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 OLLAMA, OLLAMA_TEXT, COMPLETION = "/api/chat", "/api/generate", "/completion"
@@ -244,6 +247,7 @@ def test_low_detail_takes_fewer_tokens(http: httpx.Client, server: Frontend, fol
     request = sent(http, server, CHAT, chat(image_url(large, detail="low"), text("say:low")), "say:low")
     check(request, folder, large, max_tokens=256)
     assert request.images[0].num_tokens <= 256 < prepared(folder, large).num_tokens
+    check(sent(http, server, CHAT, chat(image_url(large), text("say:high")), "say:high"), folder, large)
 
 
 def test_usage_and_counts_have_the_placeholders(http: httpx.Client, server: Frontend) -> None:
@@ -473,6 +477,31 @@ def test_urls_are_fetched_from_listed_hosts(folder: Path, monkeypatch: pytest.Mo
         error = http.post(CHAT, json=body).json()["error"]
     assert error["param"] == "messages.0.content.0.image_url" and "b.example" in error["message"]
     assert asked == [url, "http://b.example/"]
+
+
+@pytest.mark.python_front_end
+def test_a_stream_with_an_image_goes_on_at_another_server(folder: Path) -> None:
+    config = msgspec.structs.replace(CONFIG, resumable=True)
+    body = chat(image_url(), text("say:one two three"), stream=True)
+    with seeing_frontend(folder, config=config) as server, server.http() as http:
+        server.engine.pace_s = 0.001  # else the whole text comes at once
+        _, marks = asked(http, CHAT, body)
+        assert marks[0].origin is not None
+        begun = Said(marks[0].origin, [mark.tokens for mark in marks[: len(marks) // 2] if mark.tokens])
+        asked(http, CHAT, body, begun)
+        first, second = server.engine.requests("say:one")
+    assert second.num_generated and second.images == first.images
+    assert second.tokens.startswith(first.tokens)
+
+
+def test_hostile_images_are_refused_or_seen(http: httpx.Client, server: Frontend) -> None:
+    for seed in range(40):
+        kind, data = hostile(seed)
+        answer = http.post(CHAT, json=chat(image_url(data), text("say:ok")))
+        assert answer.status_code in (200, 400), (kind, answer.text)
+        if answer.status_code == 400:
+            assert answer.json()["error"]["param"] == "messages.0.content.0.image_url", kind
+    assert http.post(CHAT, json=chat(image_url(), text("say:ok"))).status_code == 200
 
 
 ONLY_TEXT_OF_TOOLS = TEMPLATE.replace(

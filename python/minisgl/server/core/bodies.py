@@ -153,13 +153,15 @@ class ChatMessage(Body):
             return
         if self.role == "assistant":
             self.content = [part for part in self.content if not isinstance(part, LeftOut)] or None
-        elif sees and self.role in SEEN and self.images():
-            self.content = [
-                part if isinstance(part, Picture | TextPart | RefusalPart) else TextPart(type="text", text=part.text)
-                for part in self.content
-            ]
-        else:
-            self.content = "\n".join(part.text for part in self.content)
+            return
+        reads, shown = ("text, and images of users and tools,", Picture) if sees and self.role in SEEN else ("text", ())
+        parts: list[TextPart | RefusalPart | ImagePart | LeftOut] = [
+            TextPart(type="text", text=part.note(reads))
+            if isinstance(part, LeftOut) and not isinstance(part, shown)
+            else part
+            for part in self.content
+        ]
+        self.content = parts if shown and self.images() else "\n".join(part.text for part in parts)
 
     def mend_arguments(self) -> None:
         """Replace lone surrogates that the JSON arguments of tool calls escape with U+FFFD. Idempotent."""

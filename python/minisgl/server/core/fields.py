@@ -110,7 +110,10 @@ class LeftOut(Body):
     @property
     def text(self) -> str:
         """Return the note that replaces it in the conversation: constant for a type, for the prefix cache."""
-        return f"[{self.type} left out: this model reads text only]"
+        return self.note("text")
+
+    def note(self, reads: str) -> str:
+        return f"[{self.type} left out: this model reads {reads} only]"
 
 
 class Picture(LeftOut):

@@ -60,7 +60,7 @@ class Prompts:
         self._queue = queue
         self._pool = TokenizePool(tokenizer, meter, (ApiError,))
         self._grammars = ThreadPoolExecutor(1, "grammars")  # its thread starts on first use
-        self._sight = Sight(images, self.run)
+        self._sight = Sight(images)
 
     @property
     def info(self) -> EngineReady:
@@ -140,7 +140,10 @@ class Prompts:
 
     async def see(self, given: Sequence[GivenImage]) -> Seen | None:
         """Prepare the images of one prompt; `None` if there are none. Raises `ApiError` 400."""
-        return await self._sight.see(given, self.info.model_dir) if given else None
+        if not given:
+            return None
+        with self._counted():
+            return await self._sight.see(given, self.info.model_dir)
 
     async def encode(
         self,

@@ -1,7 +1,7 @@
 """Images of requests: from the parts of a body to the patches that a vision tower reads, and into prompts.
 
-Invariants: everything that an image costs is bounded before it is spent (their number, bytes, pixels); decoding runs in
-the thread for long work, one image at a time; every error names the field as the client wrote it.
+Invariants: everything that an image costs is bounded before it is spent (their number, bytes, pixels); images are
+decoded one at a time, in a thread of their own, and delay no text; every error names the field as the client wrote it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import binascii
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -26,20 +26,22 @@ from minisgl.images import Bounds, ImageError, PreparedImage, Processor
 from minisgl.images.fetch import Fetcher
 from minisgl.prompt_image import FIRST_VIRTUAL_ID, PromptImage
 from minisgl.sampling_params import ParamError
+from minisgl.server.core.api_keys import CALLER
 from minisgl.server.core.bodies import SEEN, ChatMessage
 from minisgl.server.core.errors import ApiError, WrittenError, wrong
 from minisgl.server.core.fields import Picture, Place
+from minisgl.server.core.waiting import Turns
 from minisgl.step import Int32Array
 from minisgl.tokenizer.pictures import Images
 
 LOW_DETAIL_TOKENS = 256
 KEPT_BYTES = 64 << 20  # of prepared images that the next turn of a conversation has again
 SLICE = 1 << 20  # base64 characters that are decoded at once, between which other threads run; a multiple of 4
+MAX_PREPARED = 16  # images of all requests that are being prepared; those of one request are never split
 MAX_DOWNLOADS = 4  # at once
 _DETAILS = (None, "low", "high", "auto", "original")
 _DATA = re.compile(r"data:[a-z0-9.+/-]{0,80};base64,", re.IGNORECASE)
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,31}):", re.IGNORECASE)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +103,15 @@ def shown_ids(ids: Int32Array, marker_id: int) -> Int32Array:
 
 
 class Sight:
-    """Prepares the images of all requests of a server. `run` runs work in the thread for long work."""
+    """Prepares the images of all requests of a server."""
 
-    def __init__(self, limits: ImageLimits, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+    def __init__(self, limits: ImageLimits) -> None:
         self._limits = limits
-        self._run = run
+        self._turns = Turns(MAX_PREPARED, lambda _: None)
+        self._thread = ThreadPoolExecutor(1, "images")  # starts on first use
         self._processor: Processor | None = None
         self._fetcher = Fetcher(limits.image_hosts)
-        self._downloads = ThreadPoolExecutor(MAX_DOWNLOADS, "images")  # its threads start on first use
+        self._downloads = ThreadPoolExecutor(MAX_DOWNLOADS, "downloads")
         self._kept: OrderedDict[bytes, PreparedImage] = OrderedDict()  # used by the thread only
         self._num_bytes = 0
 
@@ -118,13 +121,18 @@ class Sight:
         if len(given) > limits.max_images:
             reason = f"a request has at most {limits.max_images} images (--max-images)"
             raise _refused(given[limits.max_images], f"{reason}, this one has {len(given)}")
-        if self._processor is None:
-            self._processor = await self._run(partial(self._read, model_dir))
-        processor = self._processor
+        run = asyncio.get_running_loop().run_in_executor
         prepared = []
-        for one in given:
-            data = await self._fetched(one)
-            prepared.append(await self._run(partial(self._prepare, one, data, processor)))
+        turn = await self._turns.take(len(given), CALLER.get())
+        try:
+            if self._processor is None:
+                self._processor = await run(self._thread, self._read, model_dir)
+            processor = self._processor
+            for one in given:
+                data = await self._fetched(one)
+                prepared.append(await run(self._thread, self._prepare, one, data, processor))
+        finally:
+            self._turns.give(turn)
         return Seen(prepared, processor.marker_id, Images(processor.family.rewrite))
 
     def _read(self, model_dir: str | None) -> Processor:

@@ -84,3 +84,35 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::config::Patches;
+
+    #[test]
+    fn patches_of_a_block_are_adjacent() {
+        let patches = Patches {
+            size: 2,
+            frames: 2,
+            merge: 2,
+            side: 3,
+            taps: Vec::new(),
+        };
+        let places: Vec<_> = (0..12).map(|at| patches.place(at, 6)).collect();
+        let first = [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]];
+        assert_eq!(places[..8], first);
+        assert_eq!(places[11], [1, 5]);
+        assert_eq!(patches.place(12, 6), [2, 0]);
+        assert_eq!(patches.values(), 12);
+    }
+
+    #[test]
+    fn resampled_positions_begin_and_end_with_those_of_the_table() {
+        assert_eq!(resampled(0, 5, 3), ([0, 1], 0.0));
+        assert_eq!(resampled(1, 5, 3), ([0, 1], 0.5));
+        assert_eq!(resampled(4, 5, 3), ([2, 2], 0.0));
+        assert_eq!(resampled(0, 1, 3), ([0, 1], 0.0));
+        assert_eq!(resampled(7, 8, 1), ([0, 0], 0.0));
+    }
+}

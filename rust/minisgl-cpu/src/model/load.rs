@@ -195,21 +195,30 @@ fn load_patches(
     packing: &Packing<'_>,
 ) -> Result<Vec<Operation>> {
     let (hidden, size, frames, values) = (config.hidden_size, patches.size, patches.frames, patches.values());
-    let film = tensors.part(Part::Patches, At::default(), &[hidden, 3, frames, size, size])?;
-    let film = film.view()?.decode();
-    let channels = film.chunks(frames * size * size);
-    let sums = channels.flat_map(|film| {
-        let (first, others) = film.split_at(size * size);
-        first
-            .iter()
-            .enumerate()
-            .map(move |(at, one)| others.iter().skip(at).step_by(size * size).fold(*one, |sum, x| sum + x))
-    });
+    let values_of = |what, shape: &[usize]| tensors.part_values(Part::Patches, At::default(), what, shape);
+    let sums: Vec<f32> = if tensors.has(Part::Patches, At::default(), "weight.1") {
+        // GGUF files have a tensor for each of two frames
+        let frame = |what| values_of(what, &[hidden, 3, size, size]);
+        let (first, second) = (frame("weight")?, frame("weight.1")?);
+        first.iter().zip(second).map(|(one, other)| one + other).collect()
+    } else {
+        let film = values_of("weight", &[hidden, 3, frames, size, size])?;
+        let channels = film.chunks(frames * size * size);
+        let sums = channels.flat_map(|film| {
+            let (first, others) = film.split_at(size * size);
+            let rest = |at| others.iter().skip(at).step_by(size * size);
+            first
+                .iter()
+                .enumerate()
+                .map(move |(at, one)| rest(at).fold(*one, |sum, x| sum + x))
+        });
+        sums.collect()
+    };
     let folded = ModelTensor::Owned {
         name: "patches".to_owned(),
         kind: Kind::F32,
         shape: vec![hidden, values],
-        data: sums.flat_map(f32::to_le_bytes).collect(),
+        data: sums.into_iter().flat_map(f32::to_le_bytes).collect(),
     };
     let positions = tensors.part(Part::Positions, At::default(), &[patches.side * patches.side, hidden])?;
     let project = Project {

@@ -275,6 +275,8 @@ pub struct At {
     pub expert: usize,
     /// Head index, for `{head}`.
     pub head: usize,
+    /// Layer of a vision tower whose output a merger reads, for `{tap}`.
+    pub tap: usize,
 }
 
 impl Files {
@@ -285,7 +287,8 @@ impl Files {
             let name = name
                 .replace("{layer}", &at.layer.to_string())
                 .replace("{expert}", &at.expert.to_string())
-                .replace("{head}", &at.head.to_string());
+                .replace("{head}", &at.head.to_string())
+                .replace("{tap}", &at.tap.to_string());
             match name.strip_suffix('.') {
                 Some(whole) => whole.to_owned(),
                 None if part.is_whole() => name,

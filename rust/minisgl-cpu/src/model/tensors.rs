@@ -183,7 +183,12 @@ impl Tensors {
 
     /// Returns a vector of `size` elements; `what` is "weight" or "bias".
     pub fn part_vector(&self, part: Part, at: At, what: &str, size: usize) -> Result<Vec<f32>> {
-        self.vector(&self.name(part, at, what)?, &[size])
+        self.part_values(part, at, what, &[size])
+    }
+
+    /// Returns the values of a part's tensor with `shape`, outermost dimension first; `what` follows the part's name.
+    pub fn part_values(&self, part: Part, at: At, what: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        self.vector(&self.name(part, at, what)?, shape)
     }
 
     /// Returns [heads, size] values of a part that is stored in one tensor or in one per head.

@@ -89,8 +89,10 @@ impl Merger {
         ([norm, up, down], at): ([Part; 3], usize),
         (patches, is_joined): (usize, bool),
     ) -> Result<Self> {
+        let taps = settings.model.patches.iter().flat_map(|patches| &patches.taps);
         let at = At {
             layer: at,
+            tap: taps.copied().nth(at).unwrap_or_default(),
             ..At::default()
         };
         let (hidden, joined) = (settings.model.hidden_size, settings.model.hidden_size * patches);
@@ -157,9 +159,11 @@ impl Tower {
         if mergers.is_empty() {
             mergers.push(Merger::load_averaging(tensors, &packing, settings)?);
         }
+        let in_gguf = tensors.source().is_some_and(|source| source.architecture().is_some());
         let of_tower = ["visual.", "vision_tower.", "multi_modal_projector."];
         // a head that sums up an image is not needed
-        tensors.check_all_used(|name| !of_tower.iter().any(|part| name.contains(part)) || name.contains(".head."))?;
+        let is_known = |name: &str| !of_tower.iter().any(|part| name.contains(part)) || name.contains(".head.");
+        tensors.check_all_used(|name| !in_gguf && is_known(name))?;
         Ok(Self {
             decoder: Decoder::new(config.clone(), weights, kernels, mode),
             patches,

@@ -80,6 +80,12 @@ impl EngineLink {
         self.outbox.filled.notify_one();
     }
 
+    /// Returns the estimated size in bytes of the messages that wait to be sent.
+    #[must_use]
+    pub fn queued_bytes(&self) -> usize {
+        self.outbox.messages.borrow().iter().map(estimate).sum()
+    }
+
     /// Waits for at least one frame and appends the messages of up to eight. One call at a time. Nothing is lost if the
     /// future is dropped. An error is the reason for which no more messages will arrive.
     pub async fn receive(&self, into: &mut Vec<FromEngine>) -> Result<(), String> {

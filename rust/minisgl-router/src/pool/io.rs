@@ -13,13 +13,13 @@ use std::task::Poll;
 use std::time::Duration;
 
 use minisgl_gateway::engine::{EngineLink, Frames};
-use minisgl_gateway::message::decode_to_engine;
+use minisgl_gateway::message::{ToEngine, decode_to_engine};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tokio::task::{spawn_local, yield_now};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::requests::FrontEndRules;
 use super::switchboard::{Out, Readings, Switchboard};
@@ -157,6 +157,12 @@ impl Io {
         }
     }
 
+    /// Returns true if so many bytes wait for engines that further images must wait in their front end.
+    fn is_congested(&self) -> bool {
+        let links = self.links.borrow();
+        links.iter().flatten().map(|link| link.queued_bytes()).sum::<usize>() > MAX_ENGINE_BYTES
+    }
+
     fn busy(&self) -> Vec<Rc<Peer>> {
         let board = self.board.borrow();
         let peers = self.peers.borrow();
@@ -167,6 +173,10 @@ impl Io {
 
 /// Time for a fatal error message to be sent before a connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
+/// Bytes that may wait for engines while a front end that has sent images is read: as many as one of its frames has.
+const MAX_ENGINE_BYTES: usize = 256 << 20;
+/// Time until a front end that is not read for that reason is looked at again.
+const CONGESTION: Duration = Duration::from_millis(10);
 
 /// Connection of one front end, with its send queue. The reference is `minisgl.runner.front_ends`.
 pub(super) struct Peer {
@@ -178,6 +188,7 @@ pub(super) struct Peer {
     is_lost: Cell<bool>,
     is_closing: Cell<bool>,
     closing: Notify,
+    sends_images: Cell<bool>,
 }
 
 impl Peer {
@@ -193,6 +204,7 @@ impl Peer {
             is_lost: Cell::new(false),
             is_closing: Cell::new(false),
             closing: Notify::new(),
+            sends_images: Cell::new(false),
         }
     }
 
@@ -288,7 +300,9 @@ impl Peer {
     async fn listen(&self, io: &Io, id: u32) {
         let mut frames = Frames::default();
         let reason = loop {
+            let waits = self.sends_images.get() && io.is_congested();
             tokio::select! {
+                () = sleep(CONGESTION), if waits => {}
                 () = self.closing.notified() => {
                     if self.is_closing.get() {
                         return;
@@ -297,11 +311,11 @@ impl Peer {
                         break Some(self.rules.does_not_read.clone());
                     }
                 }
-                ready = self.stream.readable() => {
+                ready = self.stream.readable(), if !waits => {
                     if ready.is_err() || frames.fill(&self.stream).is_err() {
                         break None;
                     }
-                    if let Err(reason) = handle_frames(&mut frames, io, id) {
+                    if let Err(reason) = self.handle_frames(&mut frames, io, id) {
                         break Some(reason);
                     }
                 }
@@ -309,20 +323,26 @@ impl Peer {
         };
         io.act(|board| board.remove_front_end(id, reason.as_deref()));
     }
-}
 
-fn handle_frames(frames: &mut Frames, io: &Io, id: u32) -> Result<(), String> {
-    loop {
-        let mut messages = Vec::new();
-        let num_frames = frames.take(|frame| {
-            messages.extend(decode_to_engine(frame)?);
-            Ok(())
-        });
-        io.act(|board| (messages.into_iter()).try_for_each(|message| board.handle_message(id, message)))?;
-        match num_frames {
-            Ok(0) => return Ok(()),
-            Ok(_) => {}
-            Err(error) => return Err(error.to_string()),
+    fn handle_frames(&self, frames: &mut Frames, io: &Io, id: u32) -> Result<(), String> {
+        loop {
+            let mut messages = Vec::new();
+            let num_frames = frames.take(|frame| {
+                messages.extend(decode_to_engine(frame)?);
+                Ok(())
+            });
+            if messages
+                .iter()
+                .any(|one| matches!(one, ToEngine::AddRequest(new) if !new.images.is_empty()))
+            {
+                self.sends_images.set(true);
+            }
+            io.act(|board| (messages.into_iter()).try_for_each(|message| board.handle_message(id, message)))?;
+            match num_frames {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                Err(error) => return Err(error.to_string()),
+            }
         }
     }
 }

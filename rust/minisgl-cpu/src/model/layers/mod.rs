@@ -65,7 +65,8 @@ fn check_images(config: &ModelConfig) -> Result<()> {
     let pairs = config.inverse_frequencies.first().map_or(0, Vec::len);
     let axes = &config.rope_axes;
     let one_table = config.inverse_frequencies.len() == 1 && axes.len() == pairs;
-    if !axes.is_empty() && !(one_table && axes.iter().all(|axis| *axis < 3)) {
+    let fits = one_table && axes.iter().all(|axis| *axis < 3);
+    if !axes.is_empty() && !fits {
         return Err(unsupported(
             "mrope_section",
             axes.len(),
