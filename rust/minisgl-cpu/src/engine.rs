@@ -429,7 +429,8 @@ impl Engine {
         let size = self.sizes.page_size;
         let (mut whole, mut whole_ids) = (step.clone(), Vec::new());
         let (mut next, mut own) = (0, self.sizes.num_pages as u32 + 1);
-        (whole.positions.clear(), whole.out_loc.clear());
+        whole.positions.clear();
+        whole.out_loc.clear();
         for (row, (slot, len)) in rows().enumerate() {
             let tokens = next..next + step.extend_lens[row] as usize;
             next = tokens.end;
