@@ -115,7 +115,9 @@ def test_pictures_are_attached_removed_sent_and_kept(chat: Chat, server: Fronten
     chat.ask("which colours?")
     chat.answers(1)
     assert chat.sent() == [url(BLUE), url(RED), "which colours?"]
-    assert len(server.engine.requests("which colours?")[-1].images) == 2
+    images = server.engine.requests("which colours?")[-1].images
+    assert len(images) == 2
+    assert f"({sum(one.num_tokens for one in images)} of pictures), 0 cached" in page.inner_text(".figures")
     shown = "all => all.map(one => [one.alt, one.src, one.naturalWidth])"
     both = [["blue.png", url(BLUE), 30], ["red.png", url(RED), 60]]
     assert page.eval_on_selector_all(".message.user img", shown) == both
