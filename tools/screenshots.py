@@ -1,7 +1,8 @@
 """Take the screenshots of the docs from real servers: `python -m tools.screenshots [FOLDER]`, by default docs/img.
 
-Shows a conversation with the embedded SmolLM2, the live view and the scheduler under the demo load, and single ideas of
-the scheduler. Needs Playwright and chromium, like `make browser-test`. `--only NAME` takes one of the latter.
+Shows a conversation with the embedded SmolLM2, a picture in a chat, the live view and the scheduler under the demo
+load, and single ideas of the scheduler. Needs Playwright and chromium, like `make browser-test`. `--only NAME` takes
+one of the latter.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from tests.helpers import browser
 from tests.helpers.e2e import serving
+from tests.helpers.sight import seeing_frontend
 from tools.scheduler_scenes import SCENES, STEP_MS, Scene, play
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "img"
@@ -45,6 +47,30 @@ def chat(chromium: Any, folder: Path) -> None:
                     tab.answered()
                 shoot(page, folder, name)
                 tab.check()
+
+
+def chat_image(chromium: Any, folder: Path) -> None:
+    """Take the screenshot of a picture in a chat. The answer is a scripted engine's."""
+    question = "Which of these requests has the longest prompt?"
+    answer = (
+        "The fourth one, in **olive**: its prefill takes 19 chunks, from step 9 to step 27. "
+        "The other three requests go on meanwhile, a token a step."
+    )
+    with (
+        tempfile.TemporaryDirectory() as model,
+        seeing_frontend(Path(model), replies={question: answer}) as server,
+        browser.tab(chromium, server.url, viewport={"width": 900, "height": 620}, color_scheme="light") as tab,
+    ):
+        page = tab.open()
+        page.set_input_files("input[type=file]", str(FOLDER / "scheduler-chunks.png"))
+        page.wait_for_selector(".attached img")
+        tab.ask(question)
+        page.wait_for_selector(".figures:has-text('tokens')")
+        page.set_input_files("input[type=file]", str(FOLDER / "scheduler-retraction.png"))
+        page.wait_for_selector(".attached img")
+        page.fill("#prompt", "And what happened here?")
+        shoot(page, folder, "chat-image")
+        tab.check()
 
 
 def load(chromium: Any, folder: Path) -> None:
@@ -99,6 +125,7 @@ def main(folder: Path = FOLDER, only: str | None = None) -> int:
     with browser.browser() as chromium:
         if only is None:
             chat(chromium, folder)
+            chat_image(chromium, folder)
             load(chromium, folder)
         for shown in SCENES:
             if only in (None, shown.name):

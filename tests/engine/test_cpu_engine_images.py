@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from minisgl.step import FinishReason, Int32Array
 from tests.conftest import CONTROL_PLANES
 from tests.helpers.engines import Collector, load
 from tests.helpers.models import LOGITS_WITHIN, save, tiny_model
+from tests.helpers.packed_checkpoints import FORMATS, pack_checkpoint
 from tests.helpers.processor import cpu_flags
 from tests.helpers.vision import FAMILIES, prompt_of, random_image, saved, seer, their_logits
 
@@ -297,6 +299,20 @@ def test_converted_and_cached_weights_see(
         one.close()
     assert found[0] == found[1]
     assert (found[0] == answer.logprobs) == ("weights_cache" in settings)
+
+
+@pytest.mark.parametrize("family", ["qwen3-vl", "qwen3.5"])
+def test_a_quantized_folder_sees(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envs, "cache_dir", lambda: tmp_path / "cache")
+    model = seer(family, hidden_size=64, intermediate_size=96, tower={"out_hidden_size": 64})
+    full, packed = saved(model, tmp_path / "full"), tmp_path / "packed"
+    model.load_state_dict(pack_checkpoint(full, packed, FORMATS["packed-sym"]), strict=False)
+    shutil.copy(full / "preprocessor_config.json", packed)
+    engine, _ = load("cpu", packed, num_pages=64)
+    assert isinstance(engine, CpuEngine) and engine.info.sees
+    ours = np.frombuffer(engine.rust.prompt_logits(*LONG), np.float32).reshape(len(LONG[0]), -1)
+    torch.testing.assert_close(torch.from_numpy(ours), their_logits(model, *LONG), rtol=0, atol=LOGITS_WITHIN)
+    engine.close()
 
 
 def test_halves_are_computed_in_float32(tmp_path: Path) -> None:

@@ -28,10 +28,9 @@ def test_each_marker_becomes_the_ids_of_its_image(places: tuple[int, ...]) -> No
     assert [(one.digest, one.grid, one.num_tokens, one.pixels) for one in where] == [
         (one.digest, one.grid, one.num_tokens, one.pixels) for one in images
     ]
-    for one in where:
-        assert (
-            found[one.start : one.start + one.num_tokens].tolist() == virtual_ids(one.digest, one.num_tokens).tolist()
-        )
+    for placed in where:
+        own = virtual_ids(placed.digest, placed.num_tokens)
+        assert found[placed.start : placed.start + placed.num_tokens].tolist() == own.tolist()
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -295,17 +295,23 @@ def test_images_wait_in_their_front_end_while_no_engine_reads(scripted: Scripted
                 image = PromptImage(bytes([i]) * 32, 0, 1, (1, 1), pixels)
                 peer.send(msgspec.structs.replace(add(i, range(3), 5), images=(image,)))
 
+        def num_live() -> int:
+            for engine in scripted.engines:
+                engine.send_messages([Heartbeat("idle", 0.0)])
+            return int(scripted.pool.readings()["num_live"])
+
         sending = threading.Thread(target=send, daemon=True)
         sending.start()
-        until(lambda: scripted.pool.readings()["num_live"] >= 6)
+        until(lambda: num_live() >= 6, "the pool reads too little")
         other.send(add(0, range(3), 5))
         for _ in range(4):
             other.next(Heartbeat)
-        num_live = scripted.pool.readings()["num_live"]
-        assert sending.is_alive() and 7 <= num_live <= 9, num_live
+            live = num_live()
+        assert sending.is_alive() and 7 <= live <= 9, live
         found = 0
         while found < number + 1:
-            found += sum(len(frame) for engine in scripted.engines for frame in engine.receive(0.1))
+            num_live()
+            found += sum(len(frame) for engine in scripted.engines for frame in engine.receive(0.01))
         sending.join(WAIT_S)
         assert not sending.is_alive()
 

@@ -97,6 +97,8 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     settings["max_seq_len"] = min(context_len, sizes.num_pages * config.page_size + 1)
     if not dummy:
         settings["weights"] = str(_call_rust(partial(_weights, config, model, located.source, say)))
+        if located.tower is not None and model.packing is not None:  # the copy has all tensors
+            settings["tower_weights"] = settings["weights"]
         if config.weights_cache is not None:
             panels = {
                 "folder": str(envs.cache_dir() / "panels"),

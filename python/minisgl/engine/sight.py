@@ -65,8 +65,6 @@ def find_sight(
         return Sight()
     if (weights := source if source.is_dir() else tower_file(folder)) is None:
         return Sight(reason="a GGUF model's must be in a file of its own: name it by --mmproj")
-    if model.packing is not None:
-        return Sight(reason="that of a quantized folder is not supported")
     if model.architecture not in FAMILIES:
         return Sight(reason=f"that of {model.architecture} is not supported")
     if (processor := read_processor(folder, max_tokens=1)) is None:

@@ -83,7 +83,8 @@ export function figures(answer) {
   }
   if (answer.usage) {
     const { prompt_tokens: prompt, prompt_tokens_details: details } = answer.usage;
-    found.push(`${count} tokens`, `prompt ${prompt}, ${details?.cached_tokens ?? 0} cached`);
+    const seen = details?.image_tokens ? ` (${details.image_tokens} of pictures)` : "";
+    found.push(`${count} tokens`, `prompt ${prompt}${seen}, ${details?.cached_tokens ?? 0} cached`);
   }
   if (answer.finish && answer.finish !== "stop") found.push(answer.finish === "length" ? "ended by its length" : answer.finish);
   return found;

@@ -19,7 +19,8 @@ use crate::{Error, Result};
 pub(super) const ARCHITECTURE: &str = "general.architecture";
 const MAGIC: &[u8] = b"GGUF";
 const DEFAULT_ALIGNMENT: usize = 32;
-const MAX_DIMS: usize = 4;
+/// Published files have up to 4. A converted checkpoint may have the patches of a vision tower, which have 5.
+const MAX_DIMS: usize = 5;
 /// Maximum number of keys. Real files have a few dozen keys and some thousand tensors.
 const MAX_KEYS: u64 = 1 << 16;
 const MAX_TENSORS: u64 = 1 << 20;
