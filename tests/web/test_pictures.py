@@ -19,7 +19,11 @@ from tests.helpers.server import Frontend, frontend
 from tests.helpers.sight import seeing_frontend
 
 pytestmark = pytest.mark.browser
-KEYS = "async () => (await import('/web/js/pictures.js')).run('readonly', store => store.getAllKeys())"
+STORED = """async count => {
+    const { run } = await import('/web/js/pictures.js');
+    const keys = () => run('readonly', store => store.getAllKeys());
+    while ((await keys()).length !== count) await new Promise(requestAnimationFrame);
+}"""
 DROP = """([kind, type, name, text]) => {
     const given = new DataTransfer();
     given.items.add(new File([Uint8Array.from(atob(text), c => c.charCodeAt(0))], name, { type }));
@@ -151,6 +155,15 @@ def test_a_picture_alone_is_a_message_and_stays_when_that_is_edited_and_answered
     assert chat.sent() == [url(RED), "look"]
 
 
+def test_a_message_waits_for_its_picture(chat: Chat) -> None:
+    chat.page.fill("#prompt", "this?")
+    enter = "new KeyboardEvent('keydown', { key: 'Enter', bubbles: true, cancelable: true })"
+    at_once = f"given => {{ ({DROP})(given); document.querySelector('#prompt').dispatchEvent({enter}); }}"
+    chat.page.evaluate(at_once, ["drop", "image/png", "red.png", base64.b64encode(RED["buffer"]).decode()])
+    chat.answers(1)
+    assert chat.sent() == [url(RED), "this?"]
+
+
 @pytest.mark.parametrize("kind", ["drop", "paste"])
 def test_pictures_come_by_drop_and_paste(chat: Chat, kind: str) -> None:
     for name, data in (("red.png", RED["buffer"]), ("text.png", b"no picture")):
@@ -185,9 +198,9 @@ def test_pictures_go_with_their_conversation(chat: Chat) -> None:
     chat.attach(RED)
     chat.ask("look")
     chat.answers(1)
-    page.wait_for_function(f"async () => (await ({KEYS})()).length === 1")
+    page.evaluate(STORED, 1)
     page.click("[aria-label='Delete: look']")
-    page.wait_for_function(f"async () => (await ({KEYS})()).length === 0")
+    page.evaluate(STORED, 0)
 
 
 def test_a_picture_that_the_browser_lost_is_named_in_its_place(chat: Chat) -> None:
@@ -231,7 +244,9 @@ def test_a_phone_has_room_and_keys_reach_all(chromium: Any, server: Frontend) ->
         chat.thumbnails(8)
         chat.ask("wide")
         chat.answers(1)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        within = "all => all.every(one => one.getBoundingClientRect().left >= 0)"
+        assert page.eval_on_selector_all(".message.user img", within)
+        assert page.eval_on_selector(".log", "log => log.scrollWidth <= log.clientWidth")
         chosen = "one => one.addEventListener('click', event => { event.preventDefault(); one.title = 'chosen'; })"
         page.eval_on_selector("input[type=file]", chosen)
         page.focus("#attach")
