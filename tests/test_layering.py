@@ -189,7 +189,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.doctor": {
         "scheduler",
         "engine",
-        "models",
         "weights",
         "attention",
         "server",

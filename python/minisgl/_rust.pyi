@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minisgl.engine.api import SlotAssignment
-from minisgl.prompt_image import PromptImage
 from minisgl.metrics.gateway import Readings
 from minisgl.metrics.keys import KeyReading
 from minisgl.parsers.api import Part
+from minisgl.prompt_image import PromptImage
 from minisgl.routing.api import Placed
 from minisgl.scheduler.api import ControlPlaneConfig, Stats, TreeView
 from minisgl.scheduler.parts import Candidate, PlannedChunk, PrefixMatch, PrefixTree

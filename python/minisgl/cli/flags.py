@@ -545,9 +545,9 @@ LIMITS = (
     hidden(
         "--max-encoding-bytes", help="bytes of large bodies that are parsed and encoded at once; others wait in order"
     ),
-    setting("--max-images", help="images of a request at most, for a model that sees"),
+    hidden("--max-images", help="images of a request at most, for a model that sees"),
     hidden("--max-image-pixels", help="pixels of an image at most; beyond that 400, before any is decoded"),
-    setting("--max-image-tokens", help="tokens that an image takes at most; larger ones are made smaller"),
+    hidden("--max-image-tokens", help="tokens that an image takes at most; larger ones are made smaller"),
     hidden(
         "--image-hosts",
         type=checked(spellings.image_hosts),
