@@ -189,5 +189,7 @@ ROWS = {
     "qwen2-vl": Row("qwen2-vl", "qwen2", {"rope_parameters": _MROPE}),
     "qwen2.5-vl": Row("qwen2.5-vl", "qwen2", {"rope_parameters": _MROPE}),
     "qwen3-vl": Row("qwen3-vl", "qwen2", {"rope_parameters": _MROPE}),
+    "qwen3-vl-moe": Row("qwen3-vl-moe", "qwen2", {"rope_parameters": _MROPE, "moe_intermediate_size": 256},
+        decoded=True),
 }
 # fmt: on

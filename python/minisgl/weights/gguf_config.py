@@ -1058,6 +1058,7 @@ READERS: dict[str, Reader] = {
     "qwen3moe": Reader("Qwen3MoeForCausalLM", _qwen3_moe, "qwen3_moe", on_torch=True),
     "qwen2vl": Reader("Qwen2ForCausalLM", model_type="qwen2", on_torch=True),  # text halves of models that see:
     "qwen3vl": Reader("Qwen3ForCausalLM", _qwen3, "qwen3", on_torch=True),  # a text's positions are plain ones
+    "qwen3vlmoe": Reader("Qwen3MoeForCausalLM", _qwen3_moe, "qwen3_moe", on_torch=True),
     "smollm3": Reader("SmolLM3ForCausalLM", _smollm3, on_torch=True, interleaved=True),
     "gemma3": Reader("Gemma3ForCausalLM", _gemma3, "gemma3_text", on_torch=True),
     "gemma3n": Reader("Gemma3nForCausalLM", _gemma3n, "gemma3n_text", mixed=True),

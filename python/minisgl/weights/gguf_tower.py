@@ -19,6 +19,7 @@ _EPSILON = 1e-6
 _QWEN_MARKER, _QWEN_LEAST, _QWEN_MOST = "<|image_pad|>", 1 << 16, 1 << 24  # the file lacks the limits of pixels
 SEEING: Mapping[str, tuple[str, str]] = {
     "qwen3vl": ("Qwen3VLForConditionalGeneration", "qwen3vl_merger"),
+    "qwen3vlmoe": ("Qwen3VLMoeForConditionalGeneration", "qwen3vl_merger"),
     "qwen35": ("Qwen3_5ForConditionalGeneration", "qwen3vl_merger"),
     "qwen35moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3vl_merger"),
 }
