@@ -16,7 +16,7 @@ import openai
 import pytest
 from PIL import Image
 
-from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.image_files import encoded, picture
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.sight import data_url, in_base64
@@ -43,10 +43,15 @@ def server(front_end: str, folder: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 def computed(http: httpx.Client) -> int:
-    """Return how many images the tower has computed."""
-    found = re.search(r"^minisgl:image_embeddings_computed_total(?:\{.*\})? (\S+)$", http.get("/metrics").text, re.M)
-    assert found is not None
-    return int(float(found[1]))
+    """Return how many images the tower has computed, once the engine's counts have all prompts that were answered."""
+
+    def read(name: str) -> int:
+        found = re.search(rf"^minisgl:{name}(?:\{{.*\}})? (\S+)$", http.get("/metrics").text, re.M)
+        assert found is not None, name
+        return int(float(found[1]))
+
+    until(lambda: read("prompt_tokens_total") == read("prompt_length_tokens_sum"), "the engine's counts")
+    return read("image_embeddings_computed_total")
 
 
 def fresh(seed: int, width: int = 160, height: int = 120) -> bytes:

@@ -44,7 +44,10 @@ def test_the_start_says_that_the_model_sees_and_when_pillow_is_missing(
 
 
 def test_a_model_without_a_tower_says_what_is_missing(folder: Path, tmp_path: Path) -> None:
-    assert sight(folder, folder / "model.gguf").reason == "that of a GGUF file is not supported"
+    assert (
+        sight(folder, folder / "model.gguf").reason
+        == "a GGUF model's must be in a file of its own: name it by --mmproj"
+    )
     other = sight(folder, architecture="Gemma3ForCausalLM", other_half=("v.",))
     assert other.reason == "that of Gemma3ForCausalLM is not supported"
     assert sight(folder, architecture="Gemma3ForCausalLM").line() == "", "a model of text"
