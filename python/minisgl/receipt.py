@@ -25,6 +25,7 @@ from minisgl.config import ConfigError, EngineConfig
 from minisgl.extension import _rust
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.utils.installed import need, own_version
+from minisgl.weights.gguf_folder import seeing_folder, tower_file
 from minisgl.weights.sources import find_model
 from minisgl.weights.stored import weight_files
 
@@ -248,13 +249,16 @@ def text_digest(text: str) -> str:
 
 
 def weights_digest(config: EngineConfig) -> str:
-    """Return the digest of the model's weight files, before any conversion. It reads the files once; the digest is
-    cached while they are unchanged. Raises `ConfigError`."""
+    """Return the digest of the model's weight files, before any conversion, with that of its vision tower. It reads the
+    files once; the digest is cached while they are unchanged. Raises `ConfigError`."""
     if config.engine == "echo" or config.load_format == "dummy":
         return text_digest(f"{config.engine} {'' if config.engine == 'echo' else config.model} {config.seed}")
     path = find_model(config.model, _say_nothing, source=config.model_source, revision=config.revision)
     try:
-        return _cached_digest(_rust.gguf_parts(path) if path.is_file() else weight_files(path))
+        if not path.is_file():
+            return _cached_digest(weight_files(path))
+        tower = tower_file(seeing_folder(path, config.mmproj, own_tokenizer=config.tokenizer is None)[0])
+        return _cached_digest([*_rust.gguf_parts(path), *([] if tower is None else [tower])])
     except (OSError, ValueError) as error:
         raise ConfigError(f"{config.model}: {error}") from error
 

@@ -183,7 +183,7 @@ class LlamaCpp:
         self._url = url
 
     def ask(self, path: str, **body: Any) -> Any:
-        request = urllib.request.Request(f"{self._url}{path}", json.dumps(body).encode())
+        request = urllib.request.Request(f"{self._url}{path}", json.dumps(body).encode() if body else None)
         with urllib.request.urlopen(request, timeout=4 * WAIT_S) as answer:
             return json.load(answer)
 
@@ -192,9 +192,9 @@ class LlamaCpp:
         tokens: list[int] = self.ask("/tokenize", content=text, parse_special=special)["tokens"]
         return tokens
 
-    def steps(self, prompt: Sequence[int], count: int) -> list[Step]:
-        """Return `count` greedy steps, or fewer if the text ends."""
-        body = {"prompt": list(prompt), "n_predict": count, "n_probs": NUM_TOP, "temperature": 0, "cache_prompt": False}
+    def steps(self, prompt: Any, count: int) -> list[Step]:
+        """Return `count` greedy steps, or fewer if the text ends. `prompt`: token ids, or a text with images."""
+        body = {"prompt": prompt, "n_predict": count, "n_probs": NUM_TOP, "temperature": 0, "cache_prompt": False}
         answer = self.ask("/completion", return_tokens=True, **body)
         found = answer["completion_probabilities"]
         steps = [Step(one["id"], {top["id"]: top["logprob"] for top in one["top_logprobs"]}) for one in found]
@@ -203,10 +203,11 @@ class LlamaCpp:
 
 
 @contextlib.contextmanager
-def llama_cpp(file: Path, *, length: int = 512) -> Iterator[LlamaCpp]:
-    """Run a llama.cpp server during the `with`, with contexts of `length` tokens."""
+def llama_cpp(file: Path, *, length: int = 512, mmproj: Path | None = None) -> Iterator[LlamaCpp]:
+    """Run a llama.cpp server during the `with`, with contexts of `length` tokens. `mmproj`: the vision tower's file."""
     path = f"PYTHONPATH={environment('llama-cpp', FILES)}"
     program = (sys.executable, "-P", compare_llama_cpp.__file__, str(file), "1", "1", str(length))
+    program += () if mmproj is None else (str(mmproj),)
     with Child(("env", path, *program)) as child:
         yield LlamaCpp(child.line(4 * WAIT_S)["url"])
 

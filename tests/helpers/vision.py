@@ -66,7 +66,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3.5-moe": ("Qwen3_5MoeForConditionalGeneration", MODELS["qwen3.5-moe-that-sees"].config | _HALF, {}),
 }
 """Families with their class in transformers, and what differs from `_TEXT` and `_TOWER`."""
-_PROCESSOR = {
+PROCESSOR: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessorFast",
     "patch_size": PATCH,
     "merge_size": MERGE,
@@ -140,7 +140,7 @@ def seer(family: str = "qwen3-vl", *, tower: Mapping[str, Any] | None = None, **
 def saved(model: Any, folder: Path) -> Path:
     """Save a model with its image processor."""
     save(model, folder)
-    processor: dict[str, Any] = _PROCESSOR
+    processor: dict[str, Any] = PROCESSOR
     if model.config.model_type == "gemma3":
         side = model.config.vision_config.image_size
         own = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": side, "width": side}}
@@ -173,7 +173,7 @@ def prompt_of(parts: Sequence[int | PromptImage], seed: int = 0) -> tuple[Int32A
 def their_logits(model: Any, ids: Int32Array, images: Sequence[PromptImage]) -> torch.Tensor:
     """Return transformers' logits at each position. Pixels are rescaled and normalised as its processors do it."""
     seen = torch.from_numpy(np.where(ids >= 1 << 30, IMAGE_ID, ids).astype(np.int64))[None]
-    mean, std = (np.array(_PROCESSOR[name], np.float32)[:, None, None, None] for name in ("image_mean", "image_std"))
+    mean, std = (np.array(PROCESSOR[name], np.float32)[:, None, None, None] for name in ("image_mean", "image_std"))
     values = list[Any]()
     for image in images:
         pixels = np.frombuffer(image.pixels, np.uint8).reshape(-1, 3, 1, PATCH, PATCH)

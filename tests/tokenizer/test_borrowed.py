@@ -102,11 +102,13 @@ def test_the_folder_follows_its_files(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "generation_config.json").write_text('{"temperature": 0.5}')
+    (model / "preprocessor_config.json").write_text("{}")
     other = words(tmp_path / "other", chat_template__jinja=TEMPLATE)
     config = EngineConfig(tokenizer=str(other))
     first = text_folder(config, model, 500, quiet)
     assert text_folder(config, model, 500, quiet) == first
     assert (first / "generation_config.json").read_text() == '{"temperature": 0.5}'
+    assert (first / "preprocessor_config.json").exists(), "the model sees with another tokenizer, too"
     (other / "chat_template.jinja").write_text(TEMPLATE + "!")
     assert text_folder(config, model, 500, quiet) != first
     assert text_folder(EngineConfig(), model, 500, quiet) == model

@@ -28,6 +28,7 @@ from tests.helpers.seconds import WAIT_S
 
 REPO, GATED, FOLDER, SPLIT = "someone/some-GGUF", "someone/gated-GGUF", "someone/folder", "someone/split-GGUF"
 SMALL, LARGE = b"GGUF" + bytes(range(200)), b"GGUF" + os.urandom(3_000_000)
+TOWER = b"GGUF a tower"
 WEIGHTS = {f"model-0000{i}-of-00002.safetensors": os.urandom(1000 + i) for i in (1, 2)}
 INDEXED = b'{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
 
@@ -41,7 +42,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
     with model_hub() as found:
         found.repos = {
             REPO: Repo(
-                {"README.md": b"#", "some-Q4_K_M.gguf": LARGE, "some-Q8_0.gguf": SMALL, "mmproj-F16.gguf": SMALL}
+                {"README.md": b"#", "some-Q4_K_M.gguf": LARGE, "some-Q8_0.gguf": SMALL, "mmproj-F16.gguf": TOWER}
             ),
             GATED: Repo({"some-Q4_0.gguf": SMALL}, gated=True),
             SPLIT: Repo({f"Q4_0/x-Q4_0-0000{i}-of-00003.gguf": SMALL + bytes([i]) for i in (1, 2, 3)}),
@@ -76,6 +77,20 @@ def test_a_file_by_its_quantization(hub: ModelHub, tmp_path: Path) -> None:
     hub.asked.clear()
     assert find_model(f"{REPO}:Q4_K_M", quiet) == found
     assert [one.path for one in hub.asked] == [f"/api/models/{REPO}/revision/main"]
+
+
+def test_the_tower_of_a_model_is_fetched_with_it(hub: ModelHub) -> None:
+    """Also if only the model is in the cache. Without a tower, and without the hub, the cache serves."""
+    name = f"{REPO}:Q8_0"
+    found = find_model(name, quiet)
+    hub.asked.clear()
+    said: list[str] = []
+    assert find_model(name, lambda text, done=0, total=0: said.append(text), mmproj=True) == found
+    assert f"{REPO}: some-Q8_0.gguf, mmproj-F16.gguf" in said
+    assert (found.parent / "mmproj-F16.gguf").read_bytes() == TOWER and len(hub.of_files()) == 1
+    hub.asked.clear()
+    assert find_model(name, quiet, mmproj=True) == found and not hub.of_files()
+    assert find_model(f"{SPLIT}:Q4_0", quiet, mmproj=True).name == "x-Q4_0-00001-of-00003.gguf"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +241,7 @@ def test_killed_download_resumes(hub: ModelHub, tmp_path: Path) -> None:
     hub.asked.clear()
     done = run(command)
     assert Path(done.stdout.strip()).read_bytes() == LARGE
-    assert [one.range for one in hub.of_files()] == [f"bytes=1500000-{len(LARGE) - 1}"]
+    assert [one.range for one in hub.of_files() if "Q4_K_M" in one.path] == [f"bytes=1500000-{len(LARGE) - 1}"]
     assert "1.5 of 3.0 MB are already downloaded" in done.stderr
 
 

@@ -62,6 +62,15 @@ def test_removing_a_model_keeps_all_others(
     assert not cache.folder.exists() and (tmp_path / "datasets--a--b").exists()
 
 
+def test_a_tower_stays_with_the_models_that_are_left(cache: RepoCache) -> None:
+    cache.blob("t").write_bytes(b"t" * 1000)
+    cache.link("1" * 40, {"mmproj-F16.gguf": "t"}, None)
+    by_name = {one.name: one for one in entries()}
+    assert {name: one.num_bytes for name, one in by_name.items()} == {"a/b": 2, "a/b:Q4_0": 61_000, "a/b:Q8_0": 51_000}
+    assert remove(by_name["a/b:Q4_0"]) == 60_000 and cache.blob("t").exists()
+    assert remove(by_name["a/b:Q8_0"]) == 51_000 and not cache.blob("t").exists()
+
+
 def test_a_blob_that_another_file_is_stays(cache: RepoCache) -> None:
     """One blob under two names: removing the one frees nothing."""
     cache.link("1" * 40, {"y-Q5_0.gguf": "x-Q8_0.gguf"}, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minisgl.config import ConfigError
-from minisgl.weights.hub_names import SHORT, HubRequest, choose, full_name, parse, quant_of, similar_names
+from minisgl.weights.hub_names import SHORT, HubRequest, choose, full_name, mmprojs, parse, quant_of, similar_names
 
 HF = "huggingface"
 NAMES = {
@@ -99,6 +99,26 @@ def test_file_of_a_repository_is_chosen(quant: str | None, there: str, chosen: s
             choose(wanted, paths)
     else:
         assert choose(wanted, paths)[0] == f"x-{chosen}.gguf"
+
+
+TOWERS = {
+    ("x-Q4_0.gguf", "mmproj-F32.gguf mmproj-BF16.gguf mmproj-F16.gguf mmproj-Q8_0.gguf"): "F16 BF16 F32 Q8_0",
+    ("x-Q8_0.gguf", "mmproj-x-Q8_0.gguf x.mmproj-q4_0.gguf mmproj-x-f32.gguf"): "f32 Q8_0 q4_0",
+    ("Seer-VL-4B-Q4_0.gguf", "mmproj-Seer-2-4B-F16.gguf mmproj-Seer-VL-4B-F32.gguf"): "VL-4B-F32 2-4B-F16",
+    ("q4/x-Q4_0.gguf", "mmproj-F16.gguf q4/mmproj-F32.gguf q8/mmproj-F16.gguf"): "q4/mmproj-F32 mmproj-F16",
+    ("x.gguf", "x-mmprojector.txt imatrix.gguf mymmproj.gguf q4/mmproj.gguf"): "",
+}
+"""Models and other files of a repository, and the ends of the names of towers that may be theirs, by preference."""
+
+
+@pytest.mark.parametrize(("model", "there"), TOWERS)
+def test_towers_of_a_model_are_found_by_name(model: str, there: str) -> None:
+    found = mmprojs(model, [*there.split(), model])
+    ends = TOWERS[model, there].split()
+    assert len(found) == len(ends)
+    assert all(path.endswith(f"{end}.gguf") for path, end in zip(found, ends, strict=True)), found
+    _, files = choose(HubRequest(HF, "a/b", file=model, mmproj=True), [*there.split(), model])
+    assert files == [model, *found[:1]]
 
 
 def test_a_folder_is_preferred_where_no_file_was_named() -> None:

@@ -1,5 +1,5 @@
 """The llama.cpp server as a variant of `minisgl bench compare`: a separate program, run by an interpreter that has the
-package xllamacpp. Arguments: GGUF file, threads, sequences at once, tokens of each.
+package xllamacpp. Arguments: GGUF file, threads, sequences at once, tokens of each, and the file of a vision tower.
 
 The first line of stdout is JSON with its address; it ends with its standard input.
 """
@@ -21,6 +21,7 @@ def main() -> None:
     package: Any = importlib.import_module("xllamacpp")
     params = package.CommonParams()
     params.model.path = file
+    params.mmproj.path, params.mmproj_use_gpu = "".join(sys.argv[5:]), False
     params.n_ctx, params.n_parallel, params.warmup = parallel * length, parallel, True
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.cache_prompt = False

@@ -67,9 +67,15 @@ def find_sight(
         return Sight(reason="a GGUF model's must be in a file of its own: name it by --mmproj")
     if model.architecture not in FAMILIES:
         return Sight(reason=f"that of {model.architecture} is not supported")
-    if (processor := read_processor(folder, max_tokens=1)) is None:
+    try:
+        processor, tower = read_processor(folder, max_tokens=1), find_tower(raw, model)
+    except ConfigError as error:
+        if source.is_dir():
+            raise
+        raise ConfigError(f"{weights.name}: {error}") from error
+    if processor is None:
         return Sight(reason="preprocessor_config.json is missing, or its image_processor_type is not supported")
-    if (tower := find_tower(raw, model)) is None:
+    if tower is None:
         return Sight(reason="config.json has no vision_config")
     if not (dummy or weights.is_file()) and not any(
         is_vision_tensor(one.name) for file in weight_files(folder) for one in stored_tensors(file)
