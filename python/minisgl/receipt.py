@@ -253,7 +253,13 @@ def weights_digest(config: EngineConfig) -> str:
     files once; the digest is cached while they are unchanged. Raises `ConfigError`."""
     if config.engine == "echo" or config.load_format == "dummy":
         return text_digest(f"{config.engine} {'' if config.engine == 'echo' else config.model} {config.seed}")
-    path = find_model(config.model, _say_nothing, source=config.model_source, revision=config.revision)
+    path = find_model(
+        config.model,
+        _say_nothing,
+        source=config.model_source,
+        revision=config.revision,
+        mmproj=config.mmproj is None,
+    )
     try:
         if not path.is_file():
             return _cached_digest(weight_files(path))

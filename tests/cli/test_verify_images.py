@@ -9,12 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+from gguf import GGUFWriter
 
 from minisgl import cli
 from tests.helpers.e2e import ServerProcess, serving
 from tests.helpers.image_files import encoded, picture
 from tests.helpers.seconds import WAIT_S
-from tests.helpers.sight import PAD_ID, data_url, in_base64
+from tests.helpers.seeing_gguf import seer_of_files, write_text, write_tower
+from tests.helpers.sight import PAD_ID, TEMPLATE, data_url, in_base64
 from tests.helpers.vision_chat import talking
 
 pytestmark = pytest.mark.any_cpu
@@ -107,3 +109,21 @@ def test_another_image_is_named(server: ServerProcess, verify: Verify, capsys: p
     assert "another number of images: 1, in the receipt 2" in capsys.readouterr().out
     found["choices"][0]["receipt"]["images"] = [theirs, ours]
     assert verify(found, body) == 2, "the digest covers them"
+
+
+def test_a_tower_in_a_file_belongs_to_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = seer_of_files()
+
+    def edit(writer: GGUFWriter) -> None:
+        writer.kv_data[0]["tokenizer.chat_template"].value = TEMPLATE
+
+    text, tower = write_text(tmp_path / "m.gguf", model, edit), write_tower(tmp_path / "eyes.gguf", model)
+    (prompt := tmp_path / "prompt.json").write_text(json.dumps(chat(FIRST)))
+    with serving("--model", str(text), "--mmproj", str(tower), "--num-threads", "1") as running:
+        answer = post(running, "/v1/chat/completions", chat(FIRST))
+    assert answer["usage"]["prompt_tokens_details"]["image_tokens"] > 900
+    (given := tmp_path / "receipt.json").write_text(json.dumps(answer))
+    command = ["verify", str(given), "--prompt", str(prompt), "--model", str(text)]
+    assert cli.main([*command, "--mmproj", str(tower)]) == 0, capsys.readouterr().out
+    assert cli.main(command) == 1
+    assert "differs: another model: weights" in capsys.readouterr().out

@@ -81,12 +81,14 @@ def test_a_pair_of_files_computes_what_transformers_does(kind: str, taps: list[i
 
 def test_the_folder_describes_the_processor(model: Any, text: Path, tmp_path: Path) -> None:
     write_tower(tmp_path / "mmproj.gguf", model)
-    found = read_processor(seeing_folder(text, None)[0], max_tokens=100)
+    folder, _ = seeing_folder(text, None)
+    found = read_processor(folder, max_tokens=100)
     expected = read_processor(saved(model, tmp_path / "folder"), max_tokens=100)
     assert found is not None and expected is not None
     assert found.kind == expected.kind and found.marker_id == MARKER
     assert found.family.patch == PATCH and found.family.merge == MERGE
     np.testing.assert_array_equal(found.table, expected.table)
+    assert json.loads((folder / "config.json").read_bytes())["rope_scaling"]["mrope_section"] == [4, 2, 2]
 
 
 def _set(key: str, value: Any) -> Edit:

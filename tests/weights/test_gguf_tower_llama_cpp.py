@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 START, MARKER, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 # the converter writes the text model's epsilon for the tower, too, and llama.cpp wants states of equal sizes
 _DELTA: dict[str, Any] = {"linear_key_head_dim": 64, "linear_value_head_dim": 64, "rms_norm_eps": 1e-6}
-FAMILIES = {"qwen3-vl": {}, "qwen3.5": _DELTA, "qwen3.5-moe": _DELTA}
+FAMILIES: dict[str, dict[str, Any]] = {"qwen3-vl": {}, "qwen3-vl-moe": {}, "qwen3.5": _DELTA, "qwen3.5-moe": _DELTA}
 WITHIN = {"f32": LOGITS_WITHIN, "f16": 0.01, "bf16": 0.1, "q8_0": 0.2}
 """Of a logit, a tower of rounded weights beside the folder's; states and experts would amplify the rounding."""
 PARTS: Sequence[int | PromptImage] = [

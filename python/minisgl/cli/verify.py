@@ -35,6 +35,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--index", type=int, default=0, metavar="N", help="index of the choice in a response")
     parser.add_argument("--signer", metavar="KEY", help="public key (base64) that must have signed the receipt")
     parser.add_argument("--model", required=True, help="the answer's model: a folder, GGUF file, hub id, or smollm2")
+    parser.add_argument("--mmproj", metavar="FILE", help="that of the server")
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     config = EngineConfig.of(
         {
             "model": args.model,
+            "mmproj": args.mmproj,
             "engine": numerics.engine,
             "activations": numerics.activations,
             "kv_dtype": numerics.kv_dtype,
