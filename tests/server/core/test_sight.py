@@ -492,6 +492,13 @@ def test_a_stream_with_an_image_goes_on_at_another_server(folder: Path) -> None:
         first, second = server.engine.requests("say:one")
     assert second.num_generated and second.images == first.images
     assert second.tokens.startswith(first.tokens)
+    limits = msgspec.structs.replace(config.images, max_image_tokens=512)  # which has another prompt for an image
+    with (
+        seeing_frontend(folder, config=msgspec.structs.replace(config, images=limits)) as server,
+        server.http() as http,
+        pytest.raises(AssertionError, match="other_model"),
+    ):
+        asked(http, CHAT, body, begun)
 
 
 def test_hostile_images_are_refused_or_seen(http: httpx.Client, server: Frontend) -> None:

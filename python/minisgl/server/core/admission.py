@@ -90,7 +90,9 @@ class Admission:
         sampling = context.served.sampling_for(sampling, model)
         resumable = request.resumable
         if resumable is not None:
-            sampling = resumable.seeded(sampling, fingerprint(model, context.info))
+            sampling = resumable.seeded(
+                sampling, fingerprint(model, context.info, context.config.images.max_image_tokens)
+            )
         limits = _limits(context, request, wanted, sampling)
         limits, is_large = _limit_by_logprobs(limits, prompts, sampling, named=wanted.has_client_limit)
         if limits.are_shortened:

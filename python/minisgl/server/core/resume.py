@@ -71,9 +71,11 @@ class Said(msgspec.Struct):
     turns: list[list[Tokens]]
 
 
-def fingerprint(name: str, info: EngineReady) -> str:
-    """Return an id of a model: servers with the same one can continue each other's streams."""
-    return f"{name} {Path(info.model_dir or '').name} {info.vocab_size}"
+def fingerprint(name: str, info: EngineReady, max_image_tokens: int = 0) -> str:
+    """Return an id of a model: servers with the same one can continue each other's streams. Of one that sees, the limit
+    of an image's tokens is a part, as prompts differ by it."""
+    id_of_text = f"{name} {Path(info.model_dir or '').name} {info.vocab_size}"
+    return f"{id_of_text} {max_image_tokens}" if info.sees else id_of_text
 
 
 class Resumable:
