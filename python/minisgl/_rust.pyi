@@ -398,6 +398,10 @@ def cpu_limits(threads: int, seconds: float) -> list[tuple[str, str, float]]:
     """Measure (quantity, instruction set, rate): `read` in GB/s; `f32`, `int8`, `bf16` in G multiply-adds/s."""
 
 @final
+class ImageFeatures:
+    """Features of an image, which stay in the cache of the CPU engine while this object lives."""
+
+@final
 class CpuEngine:
     """CPU engine: tensors, kernels, sampling. A failed load raises `ValueError` of (fault, text), a step
     `RuntimeError`."""
@@ -443,6 +447,8 @@ class CpuEngine:
         list[tuple[int, bytes]],
         dict[int, str],
     ]: ...
+    def see_ahead(self, image: PromptImage, begins: bool, slice_s: float) -> tuple[bool, ImageFeatures | None]: ...
+    def give_up_image(self) -> None: ...
     def image_counts(self) -> tuple[int, int, int, int] | None: ...
     def prompt_logits(self, tokens: Int32Array, images: Sequence[PromptImage] | None = None) -> bytes: ...
     @property

@@ -6,7 +6,7 @@ and rows of one plan take effect in that order, within the forward's own order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -116,12 +116,30 @@ class ImageCounts(NamedTuple):
     num_bytes: int = 0  # bytes of their features
 
 
+class ImageRun(Protocol):
+    """A slice of the vision tower's run over an image."""
+
+    def done(self) -> bool: ...
+
+    def wait(self) -> tuple[bool, object]:
+        """Block until the slice has ended. Return whether the image has ended, and its features: while this object is
+        held, they stay with the engine. None: the tower has failed, and fails the step that needs it, too."""
+
+
 @runtime_checkable
 class Sees(Protocol):
     """An engine that may have a vision tower (`EngineInfo.sees`)."""
 
     def image_counts(self) -> ImageCounts:
         """Return the counters after the last step. Does not wait for the step in progress."""
+
+    def see_ahead(self, image: PromptImage, begins: bool, slice_s: float, wake: Callable[[], None] | None) -> ImageRun:
+        """Queue about `slice_s` seconds of the tower's run over an image, after the steps that were launched. `begins`:
+        the image is its request's first, and waits while held features exceed the limit. `wake` is called at the end
+        of the slice, in the engine's thread."""
+
+    def give_up_image(self) -> None:
+        """Forget the run that `see_ahead` has begun."""
 
 
 @runtime_checkable
@@ -150,6 +168,7 @@ class SlotAssignment:
     stored: StoredPages | None = None
     space: bytes = b""
     images: Sequence[PromptImage] = ()
+    features: object = None  # what holds the features of images until the step has taken them
 
     def generated(self) -> list[int]:
         """Return the ids that the request has generated so far, to restart its grammar; empty if it has no grammar."""

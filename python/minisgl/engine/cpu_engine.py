@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from minisgl.engine.api import (
     EngineInfo,
     EngineStepError,
     ImageCounts,
+    ImageRun,
     PromptLogprobs,
     SlotAssignment,
     StepHandle,
@@ -36,6 +37,7 @@ from minisgl.extension import _rust
 from minisgl.models.adaptable import adapter_layers
 from minisgl.models.architectures import find_architecture
 from minisgl.models.config import ModelConfig
+from minisgl.prompt_image import PromptImage
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 
 _log = logging.getLogger("minisgl.engine")
@@ -95,6 +97,19 @@ class CpuEngine:
             self._troubles.add(why)
             _log.warning("--cache-dir: a page could not be written or read: %s", why)
         return StoreCounts(*self._store.counts())
+
+    def see_ahead(self, image: PromptImage, begins: bool, slice_s: float, wake: Callable[[], None] | None) -> ImageRun:
+        def see() -> tuple[bool, object]:
+            try:
+                return self._rust.see_ahead(image, begins, slice_s)
+            finally:
+                if wake is not None:
+                    wake()
+
+        return self._thread.submit(see)
+
+    def give_up_image(self) -> None:
+        self._thread.submit(self._rust.give_up_image)
 
     def image_counts(self) -> ImageCounts:
         return self._image_counts

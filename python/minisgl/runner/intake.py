@@ -1,7 +1,7 @@
 """Turns messages into the scheduler's events, and tracks requests, prefixes and adapters.
 
-Invariants: a request reaches the scheduler once its grammar is compiled, its adapter is loaded and its stored pages
-were looked up, or it is refused; a client's abort or finish takes effect wherever the request is.
+Invariants: a request reaches the scheduler once its grammar is compiled, its adapter is loaded, its images are computed
+and its stored pages were looked up, or it is refused; a client's abort or finish takes effect wherever the request is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from minisgl.config import EngineConfig
-from minisgl.engine.api import Engine, EngineInfo, Stores
+from minisgl.engine.api import Engine, EngineInfo, Sees, Stores
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.grammar.slots import Matcher
 from minisgl.message import (
@@ -35,6 +35,7 @@ from minisgl.runner.drafting import Proposer
 from minisgl.runner.prefixes import Prefixes
 from minisgl.runner.reading import Reading
 from minisgl.runner.request_tracker import Compiling, RequestTracker, TrackedRequest, ended
+from minisgl.runner.seeing import Seeing
 from minisgl.sampling_params import ParamError
 from minisgl.scheduler.api import AGE, ControlPlane
 from minisgl.step import Abort, Arrival, Event, Events, Finish, FinishReason, Int32Array
@@ -89,6 +90,9 @@ class Intake:
         self._stores = engine if isinstance(engine, Stores) and engine.store is not None else None
         store = None if self._stores is None else self._stores.store
         self.reading = Reading(store, limits.page_size, beside.wake)
+        self.seeing = Seeing(
+            engine if isinstance(engine, Sees) and engine.info.sees else None, limits.page_size, beside.wake
+        )
         self.ending: dict[int, FinishReason] = {}  # requested ends that are not reported yet
         self.watch: Watch | None = None  # not handled by the loop yet
         self.shutdown = False
@@ -115,6 +119,8 @@ class Intake:
                 self.refuse(request.req_id, f"{GRAMMAR_REFUSED}{error}")
             else:
                 self._arrive(events, self._tracked(request, matcher), control_plane)
+        for seen in self.seeing.take():
+            self._arrive(events, seen, control_plane)
         for message in self.adapters.intake(messages):
             match message:
                 case AddRequest() if error := _error_of(message, self._info):
@@ -139,7 +145,7 @@ class Intake:
 
     def arrivals(self) -> list[Event]:
         """Return the arrivals of all requests that the scheduler has, for another scheduler."""
-        elsewhere = self.compiling, self.reading
+        elsewhere = self.compiling, self.seeing, self.reading
         return [r.arrival() for r in self.requests.live() if not any(r.req_id in holder for holder in elsewhere)]
 
     def forget(self, req_id: int, field: str, reason: str) -> None:
@@ -160,7 +166,7 @@ class Intake:
 
     def _end(self, events: Events, event: Abort | Finish, reason: FinishReason) -> None:
         """End a request at its client's wish, wherever it is."""
-        if self.compiling.drop(event.req_id) or self.reading.drop(event.req_id):
+        if any(holder.drop(event.req_id) for holder in (self.compiling, self.seeing, self.reading)):
             if event.req_id in self.requests:
                 self.requests.drop(event.req_id)
             self.end_early(event.req_id, reason)
@@ -182,8 +188,14 @@ class Intake:
                 events.add(event)
 
     def _arrive(self, events: Events, request: TrackedRequest, control_plane: ControlPlane) -> None:
-        """Add the arrival to `events`, or first read the request's stored pages."""
-        if not self.reading.add(request, lambda: control_plane.cached_pages(request.tokens, request.namespace)):
+        """Add the arrival to `events`, or first compute the request's images and read its stored pages."""
+
+        def num_cached() -> int:
+            return control_plane.cached_pages(request.tokens, request.namespace)
+
+        if not request.features and self.seeing.add(request, num_cached):
+            return
+        if not self.reading.add(request, num_cached):
             events.add(request.arrival())
 
     def _tracked(self, message: AddRequest, grammar: Matcher | None = None) -> TrackedRequest:

@@ -171,11 +171,13 @@ class StepLoop:
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight and nothing waits, so that a step would change nothing."""
-        return self.is_resting and not self._intake.compiling and not self._intake.reading
+        intake = self._intake
+        return self.is_resting and not (intake.compiling or intake.seeing or intake.reading)
 
     @property
     def is_resting(self) -> bool:
-        """Whether a step would change nothing until a message arrives, a grammar is compiled or pages are read."""
+        """Whether a step would change nothing until a message arrives, a grammar is compiled, an image is computed or pages are
+        read."""
         if self._in_flight is not None or self._failed_step is not None or self._replay:
             return False
         if self._has_unused_pages or self._intake.has_events:

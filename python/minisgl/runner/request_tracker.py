@@ -59,6 +59,7 @@ class TrackedRequest:
     stored: StoredPages | None = None  # pages read from the store, until it gets a slot
     is_judged: bool = False  # scored from the last token by a causal model
     images: tuple[PromptImage, ...] = ()  # of the prompt
+    features: Sequence[object] = ()  # what holds the features of images, until it gets a slot
 
     @property
     def no_match(self) -> bool:
@@ -97,6 +98,7 @@ class TrackedRequest:
 
     def assignment(self, slot: int) -> SlotAssignment:
         stored, self.stored = self.stored, None
+        features, self.features = self.features, ()
         return SlotAssignment(
             slot,
             self.req_id,
@@ -107,6 +109,7 @@ class TrackedRequest:
             stored,
             self.space,
             self.images,
+            features,
         )
 
 

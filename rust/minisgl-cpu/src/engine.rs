@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use minisgl_kernels::attention::Rows;
 use minisgl_kernels::kv::KvPool;
@@ -16,7 +16,7 @@ use minisgl_store::{Keeper, Store};
 
 use crate::adapters::Adapters;
 use crate::error::{Error, Result};
-use crate::images::{FIRST_VIRTUAL_ID, ImageCounts, Images, PromptImage, StepImages, no_tower};
+use crate::images::{Ahead, FIRST_VIRTUAL_ID, ImageCounts, Images, PromptImage, StepImages, no_tower};
 use crate::model::{Decoder, Grid, Memory, Times, Tokens, Tower};
 use crate::pooling::{Heads, Pools};
 use crate::sampling::{Binding, SampleResult, Scratch, Slots, TokenLogprobs, logprobs};
@@ -99,6 +99,22 @@ impl Engine {
     /// Accepts images from now on. `limit`: bytes of their features, without those that are being computed.
     pub fn see(&mut self, tower: Tower, limit: usize) {
         self.images = Some(Images::new(tower, limit, self.sizes.max_rows + 1));
+    }
+
+    /// Runs the vision tower over an image ahead of its request, as `Images::see_ahead` says.
+    pub fn see_ahead(&mut self, image: &PromptImage, begins: bool, slice: Duration) -> Ahead {
+        let (images, pool) = (&mut self.images, &mut self.pool);
+        let seen = images
+            .as_mut()
+            .map(|images| images.see_ahead(image, begins, slice, pool));
+        seen.unwrap_or(Ahead::Failed)
+    }
+
+    /// Gives up what `see_ahead` has begun.
+    pub fn give_up_image(&mut self) {
+        if let Some(images) = &mut self.images {
+            images.give_up();
+        }
     }
 
     /// Returns the counts of images, `None` for a model without a vision tower.

@@ -7,9 +7,10 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::model::Tower;
+use crate::model::{Tower, TowerRun};
 use crate::step::Step;
 use crate::threads::Pool;
 
@@ -48,13 +49,26 @@ pub struct ImageCounts {
     pub bytes: usize,
 }
 
+/// Features of an image, [tokens, width]. As long as they are held, they stay in the cache.
+pub type Features = Arc<[f32]>;
+
+/// What has become of an image whose features are wanted before its request gets a slot.
+pub enum Ahead {
+    /// Its tower has not ended, or waits until held features leave room: ask again.
+    Unfinished,
+    /// Its features are there.
+    Seen(Features),
+    /// Its tower has failed, as it will in the step that needs it.
+    Failed,
+}
+
 /// Image in the sequence of a slot.
 struct Place {
     image: PromptImage,
     /// Rows and columns of tokens.
     tokens: [usize; 2],
     /// Features from the first chunk that needs some to the end of the last.
-    features: Option<Arc<[f32]>>,
+    features: Option<Features>,
 }
 
 impl Place {
@@ -84,7 +98,9 @@ pub(crate) struct Images {
     tower: Tower,
     limit: usize,
     /// Features with the time of their last use.
-    features: HashMap<Digest, (Arc<[f32]>, u64)>,
+    features: HashMap<Digest, (Features, u64)>,
+    /// Image whose tower runs ahead of its request, if one has begun.
+    ahead: Option<(Digest, TowerRun)>,
     clock: u64,
     slots: Vec<Vec<Place>>,
     counts: ImageCounts,
@@ -102,6 +118,7 @@ impl Images {
             tower,
             limit,
             features: HashMap::new(),
+            ahead: None,
             clock: 0,
             slots: (0..num_slots).map(|_| Vec::new()).collect(),
             counts: ImageCounts::default(),
@@ -143,10 +160,12 @@ impl Images {
                 )));
             };
             end = image.start + image.num_tokens;
+            let found = self.features.get(&image.digest).map(|(features, _)| features);
+            let held = found.filter(|features| Arc::strong_count(features) > 1 && self.fits(features, &image));
             places.push(Place {
+                features: held.cloned(),
                 image,
                 tokens,
-                features: None,
             });
         }
         self.slots[slot] = places;
@@ -172,25 +191,81 @@ impl Images {
         }
     }
 
-    fn features_of(&mut self, image: &PromptImage, pool: &mut Pool) -> Result<Arc<[f32]>> {
+    /// Runs the tower over an image ahead of its request for about `slice`, at least for one operation. `begins`: the
+    /// image is the first of its request, and waits while held features exceed the limit.
+    pub fn see_ahead(&mut self, image: &PromptImage, begins: bool, slice: Duration, pool: &mut Pool) -> Ahead {
+        self.evict();
+        if let Some(features) = self.found(image) {
+            return Ahead::Seen(features);
+        }
+        if begins && self.counts.bytes > self.limit {
+            return Ahead::Unfinished;
+        }
+        let tokens = self.tower.tokens_of(image.grid, image.pixels.len());
+        if tokens.is_none_or(|[rows, columns]| rows * columns != image.num_tokens) {
+            return Ahead::Failed;
+        }
+        let (began, tower) = (Instant::now(), &self.tower);
+        let ahead = self.ahead.take().filter(|(digest, _)| *digest == image.digest);
+        let work = || -> Result<std::result::Result<Vec<f32>, TowerRun>> {
+            let mut run = ahead.map_or_else(|| tower.begin(pool, image.grid), |(_, run)| Ok(run))?;
+            while !tower.advance(&mut run, pool, &image.pixels)? {
+                if began.elapsed() >= slice {
+                    return Ok(Err(run));
+                }
+            }
+            tower.finish(run, pool).map(Ok)
+        };
+        match catch_unwind(AssertUnwindSafe(work)) {
+            Ok(Ok(Ok(features))) => Ahead::Seen(self.keep(image.digest, features.into())),
+            Ok(Ok(Err(run))) => {
+                self.ahead = Some((image.digest, run));
+                Ahead::Unfinished
+            }
+            Ok(Err(_)) | Err(_) => Ahead::Failed,
+        }
+    }
+
+    /// Gives up the tower's run ahead of a request that has ended.
+    pub fn give_up(&mut self) {
+        self.ahead = None;
+    }
+
+    fn fits(&self, features: &Features, image: &PromptImage) -> bool {
+        features.len() == image.num_tokens * self.tower.width()
+    }
+
+    /// Returns the features of an image that are in the cache, and counts that.
+    fn found(&mut self, image: &PromptImage) -> Option<Features> {
         self.clock += 1;
-        if let Some((features, used)) = self.features.get_mut(&image.digest)
-            && features.len() == image.num_tokens * self.tower.width()
-        {
-            (*used, self.counts.hits) = (self.clock, self.counts.hits + 1);
-            return Ok(features.clone());
+        let width = self.tower.width();
+        let (features, used) = self.features.get_mut(&image.digest)?;
+        if features.len() != image.num_tokens * width {
+            return None;
+        }
+        (*used, self.counts.hits) = (self.clock, self.counts.hits + 1);
+        Some(features.clone())
+    }
+
+    fn features_of(&mut self, image: &PromptImage, pool: &mut Pool) -> Result<Features> {
+        if let Some(features) = self.found(image) {
+            return Ok(features);
         }
         let run = || self.tower.run(pool, image.grid, &image.pixels);
         let features =
             catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Error::step("the tower panicked")))?;
-        let features: Arc<[f32]> = features.into();
+        Ok(self.keep(image.digest, features.into()))
+    }
+
+    /// Puts computed features into the cache.
+    fn keep(&mut self, digest: Digest, features: Features) -> Features {
         self.counts.runs += 1;
         self.counts.bytes += size_of_val(&features[..]);
-        if let Some((old, _)) = self.features.insert(image.digest, (features.clone(), self.clock)) {
+        if let Some((old, _)) = self.features.insert(digest, (features.clone(), self.clock)) {
             self.counts.bytes -= size_of_val(&old[..]);
         }
         self.evict();
-        Ok(features)
+        features
     }
 
     /// Returns the rows of the current step whose tower has failed, with the reasons.

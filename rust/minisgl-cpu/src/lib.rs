@@ -32,7 +32,7 @@ pub mod weights;
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use head::{Head, Team};
-pub use images::{FIRST_VIRTUAL_ID, ImageCounts, PromptImage};
+pub use images::{Ahead, FIRST_VIRTUAL_ID, Features, ImageCounts, PromptImage};
 pub use minisgl_kernels::Isa;
 pub use model::{Adapter, Pair};
 pub use openmp::OpenMp;

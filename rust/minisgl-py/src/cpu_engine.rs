@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use minisgl_cpu::error::Fault;
 use minisgl_cpu::load::{Settings, load, operations};
@@ -11,7 +12,7 @@ use minisgl_cpu::model::PARTS;
 use minisgl_cpu::sampling::{Pooling, TokenLogprobs};
 use minisgl_cpu::threads::beside_others;
 use minisgl_cpu::weights::Keeping;
-use minisgl_cpu::{Adapter, Engine, Error, HeadStep, Heads, Pair, Sampled, Step};
+use minisgl_cpu::{Adapter, Ahead, Engine, Error, Features, HeadStep, Heads, Pair, Sampled, Step};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -19,7 +20,7 @@ use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyList};
 
 use crate::arrays::{Int32s, to_numpy};
 use crate::page_store::PageStore;
-use crate::sampling::{binding_from_python, images_from_python};
+use crate::sampling::{binding_from_python, image_from_python, images_from_python};
 
 /// CPU engine with a loaded model.
 #[pyclass(module = "minisgl._rust")]
@@ -64,6 +65,14 @@ impl CpuEngine {
 fn closed() -> PyErr {
     PyRuntimeError::new_err("the engine is closed")
 }
+
+/// Features of an image, which stay in the cache of the CPU engine while this object lives.
+#[pyclass(module = "minisgl._rust", frozen)]
+pub(crate) struct ImageFeatures(
+    /// Held, never read.
+    #[expect(dead_code)]
+    Features,
+);
 
 /// LoRA adapter, prepared for the CPU engine.
 #[pyclass(module = "minisgl._rust")]
@@ -280,6 +289,29 @@ impl CpuEngine {
         let bindings = bindings.iter().map(binding_from_python).collect::<PyResult<Vec<_>>>()?;
         let sampled = py.detach(|| self.with(|engine| engine.step(&step, bindings)))?;
         step_to_python(py, checked(sampled)?)
+    }
+
+    /// Runs the vision tower for about `slice_s` seconds over an image whose request waits. Returns whether it has ended,
+    /// and the features: while they are held, they stay in the cache. `begins`: the image is its request's first.
+    fn see_ahead(
+        &self,
+        py: Python<'_>,
+        image: &Bound<'_, PyAny>,
+        begins: bool,
+        slice_s: f64,
+    ) -> PyResult<(bool, Option<ImageFeatures>)> {
+        let (image, slice) = (image_from_python(image)?, Duration::from_secs_f64(slice_s));
+        let seen = py.detach(|| self.with(|engine| engine.see_ahead(&image, begins, slice)))?;
+        Ok(match seen {
+            Ahead::Unfinished => (false, None),
+            Ahead::Failed => (true, None),
+            Ahead::Seen(features) => (true, Some(ImageFeatures(features))),
+        })
+    }
+
+    /// Gives up what `see_ahead` has begun.
+    fn give_up_image(&self) -> PyResult<()> {
+        self.with(|engine| engine.give_up_image())
     }
 
     /// Returns the counts of images: tower runs, hits, images and bytes in the cache; `None` without a vision tower.

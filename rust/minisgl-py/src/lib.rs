@@ -57,6 +57,7 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<control_plane::ControlPlane>()?;
     module.add_class::<cpu_engine::CpuAdapter>()?;
     module.add_class::<cpu_engine::CpuEngine>()?;
+    module.add_class::<cpu_engine::ImageFeatures>()?;
     module.add_class::<cpu_head::CpuHead>()?;
     module.add_function(wrap_pyfunction!(cpu_engine::cpu_limits, module)?)?;
     module.add_class::<gateway::Gateway>()?;

@@ -78,18 +78,19 @@ pub(crate) fn binding_from_python(binding: &Bound<'_, PyAny>) -> PyResult<(usize
 
 /// Reads the `minisgl.prompt_image.PromptImage`s of a prompt.
 pub(crate) fn images_from_python(images: &Bound<'_, PyAny>) -> PyResult<Vec<PromptImage>> {
-    let images = images.try_iter()?.map(|image| -> PyResult<PromptImage> {
-        let image = image?;
-        let grid: (usize, usize) = image.getattr("grid")?.extract()?;
-        Ok(PromptImage {
-            digest: image.getattr("digest")?.extract::<&[u8]>()?.try_into()?,
-            start: image.getattr("start")?.extract()?,
-            num_tokens: image.getattr("num_tokens")?.extract()?,
-            grid: grid.into(),
-            pixels: image.getattr("pixels")?.extract::<&[u8]>()?.into(),
-        })
-    });
-    images.collect()
+    images.try_iter()?.map(|image| image_from_python(&image?)).collect()
+}
+
+/// Reads a `minisgl.prompt_image.PromptImage`.
+pub(crate) fn image_from_python(image: &Bound<'_, PyAny>) -> PyResult<PromptImage> {
+    let grid: (usize, usize) = image.getattr("grid")?.extract()?;
+    Ok(PromptImage {
+        digest: image.getattr("digest")?.extract::<&[u8]>()?.try_into()?,
+        start: image.getattr("start")?.extract()?,
+        num_tokens: image.getattr("num_tokens")?.extract()?,
+        grid: grid.into(),
+        pixels: image.getattr("pixels")?.extract::<&[u8]>()?.into(),
+    })
 }
 
 fn ids_of(ids: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {

@@ -4,6 +4,7 @@
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::sync::Mutex;
 
 use minisgl_kernels::attention::{Rows, Scratch};
@@ -82,8 +83,23 @@ impl Decoder {
         rows: &Rows<'_>,
         tokens: Tokens<'_>,
     ) -> Result<Vec<usize>> {
-        memory.buffers.begin(tokens.ids.len());
-        memory.attention.build(rows)?;
+        self.forward_part(pool, (memory, kv), rows, tokens, 0..self.weights.operations().count())
+    }
+
+    /// Runs the next `operations` of a forward pass, by number. The caller begins at 0, leaves none out, and changes
+    /// nothing meanwhile. Returns what `forward` returns, of these operations.
+    pub(super) fn forward_part(
+        &self,
+        pool: &mut Pool,
+        (memory, kv): (&mut Memory, &KvPool),
+        rows: &Rows<'_>,
+        tokens: Tokens<'_>,
+        operations: Range<usize>,
+    ) -> Result<Vec<usize>> {
+        if operations.start == 0 {
+            memory.buffers.begin(tokens.ids.len());
+            memory.attention.build(rows)?;
+        }
         if !tokens.runs.is_empty() {
             let (rank, widest) = (memory.buffers.between.reserve(tokens.runs), memory.buffers.widest);
             for own in &memory.threads {
@@ -112,7 +128,7 @@ impl Decoder {
                 Some(times) if thread == 0 => Some(times.lock().unwrap_or_else(|e| e.into_inner())),
                 _ => None,
             };
-            forward.run(thread, barrier, own, scratch, times.as_deref_mut());
+            forward.run(&operations, thread, barrier, own, scratch, times.as_deref_mut());
         })?;
         let mut not_finite = forward.not_finite.into_inner().unwrap_or_else(|e| e.into_inner());
         not_finite.sort_unstable();

@@ -8,6 +8,7 @@
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::time::Instant;
 
 use minisgl_kernels::attention::Scratch;
@@ -18,9 +19,10 @@ use crate::model::worker::{Forward, ITEM_TOKENS, Times, Worker, each};
 use crate::threads::Barrier;
 
 impl Forward<'_> {
-    /// Runs all operations, as one thread of the pool. `own`, `scratch` and `times` belong to this thread.
+    /// Runs the `operations`, by number, as one thread of the pool. `own`, `scratch` and `times` belong to this thread.
     pub fn run(
         &self,
+        operations: &Range<usize>,
         thread: usize,
         barrier: &Barrier,
         own: &mut ThreadBuffers,
@@ -40,7 +42,8 @@ impl Forward<'_> {
             clock,
             times: times.unwrap_or(&mut unused),
         };
-        for (number, operation) in self.weights.operations().enumerate() {
+        let chosen = self.weights.operations().enumerate().take(operations.end);
+        for (number, operation) in chosen.skip(operations.start) {
             (worker.next, worker.end) = (number * COUNTERS, (number + 1) * COUNTERS);
             worker.run(operation);
             worker.lap(operation.part());

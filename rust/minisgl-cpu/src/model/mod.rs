@@ -40,6 +40,6 @@ pub use load::Progress;
 pub use names::{Files, Names, Part};
 pub(crate) use products::Groups;
 pub use tensors::{Origin, Tensors};
-pub use tower::{Tower, TowerSettings};
+pub use tower::{Tower, TowerRun, TowerSettings};
 pub use weights::Weights;
 pub use worker::{PARTS, Times, Tokens};

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::model::buffers::TOKENS;
 use crate::model::config::{ModelConfig, Patches};
-use crate::model::decoder::Decoder;
+use crate::model::decoder::{Decoder, Memory};
 use crate::model::grid::Grid;
 use crate::model::held::{Linear, Norm};
 use crate::model::names::{At, Files, Part};
@@ -133,6 +133,19 @@ impl Merger {
     }
 }
 
+/// Computation of the tower over one image, operation by operation.
+pub struct TowerRun {
+    memory: Memory,
+    kv: KvPool,
+    grid: [usize; 2],
+    /// Indices of all patches.
+    all: Vec<u32>,
+    axes: Vec<[u32; 3]>,
+    /// Number of the next operation.
+    next: usize,
+    is_finite: bool,
+}
+
 impl Tower {
     /// Loads the tower on the threads of `pool`. Errors if its settings are invalid or a tensor is missing or unknown.
     pub fn load(
@@ -201,6 +214,13 @@ impl Tower {
     /// Returns the features of an image, [tokens, width]. `grid` and `pixels` have passed `tokens_of`. Errors if they
     /// are not finite.
     pub fn run(&self, pool: &mut Pool, grid: [usize; 2], pixels: &[u8]) -> Result<Vec<f32>> {
+        let mut run = self.begin(pool, grid)?;
+        while !self.advance(&mut run, pool, pixels)? {}
+        self.finish(run, pool)
+    }
+
+    /// Begins to compute an image, whose `grid` has passed `tokens_of`.
+    pub fn begin(&self, pool: &Pool, grid: [usize; 2]) -> Result<TowerRun> {
         let (config, count) = (&self.decoder.config, grid[0] * grid[1]);
         let kv = KvPool::new(KvShape {
             layers: vec![KvHeads {
@@ -212,42 +232,60 @@ impl Tower {
             latent: None,
             dtype: KvDtype::F32,
         })?;
-        let mut memory = self.decoder.memory(pool.threads(), &kv, false)?;
-        let all: Vec<u32> = (0..count as u32).collect();
         let axes = |at| {
             let [row, column] = self.patches.place(at, grid[1]);
             [0, row as u32, column as u32]
         };
-        let axes: Vec<[u32; 3]> = (0..count).map(axes).collect();
+        Ok(TowerRun {
+            memory: self.decoder.memory(pool.threads(), &kv, false)?,
+            kv,
+            grid,
+            all: (0..count as u32).collect(),
+            axes: (0..count).map(axes).collect(),
+            next: 0,
+            is_finite: true,
+        })
+    }
+
+    /// Runs the next operation of the tower over an image. Returns whether it was the last.
+    pub fn advance(&self, run: &mut TowerRun, pool: &mut Pool, pixels: &[u8]) -> Result<bool> {
         let rows = Rows {
-            seq_lens: &[count as u32],
-            qo_indptr: &[0, count as u32],
-            table: &all[..kv.shape().pages],
-            columns: kv.shape().pages,
+            seq_lens: &[run.all.len() as u32],
+            qo_indptr: &[0, run.all.len() as u32],
+            table: &run.all[..run.kv.shape().pages],
+            columns: run.kv.shape().pages,
             slots: &[0],
             ends: &[],
         };
         let tokens = Tokens {
-            ids: &all,
-            positions: &all,
-            slots: &all,
+            ids: &run.all,
+            positions: &run.all,
+            slots: &run.all,
             decode: 0,
             runs: &[],
             types: &[],
             states: None,
             features: &[],
-            axes: &axes,
+            axes: &run.axes,
             image: Some(Image {
-                grid,
+                grid: run.grid,
                 pixels,
                 table: &self.table,
             }),
         };
-        let not_finite = self.decoder.forward(pool, &mut memory, &kv, &rows, tokens)?;
-        let merged = count / self.patches.merge.pow(2);
+        let (memory, next) = ((&mut run.memory, &run.kv), run.next..run.next + 1);
+        let not_finite = self.decoder.forward_part(pool, memory, &rows, tokens, next)?;
+        run.is_finite &= not_finite.is_empty();
+        run.next += 1;
+        Ok(run.next == self.decoder.weights.operations().count())
+    }
+
+    /// Returns the features of an image after the last operation, as `run` does.
+    pub fn finish(&self, run: TowerRun, pool: &mut Pool) -> Result<Vec<f32>> {
+        let merged = run.all.len() / self.patches.merge.pow(2);
         let mut features = vec![0.0; merged * self.width()];
         let last = self.mergers.len() - 1;
-        for (index, (merger, from)) in self.mergers.iter().zip(memory.tapped()).enumerate() {
+        for (index, (merger, from)) in self.mergers.iter().zip(run.memory.tapped()).enumerate() {
             // the last merger's features are the embedding, which comes first
             let at = if index == last { 0 } else { index + 1 } * self.out_size;
             let mut found = self.merged(pool, merger, from, merged)?;
@@ -255,7 +293,7 @@ impl Tower {
                 to[at..at + self.out_size].copy_from_slice(&row[..self.out_size]);
             }
         }
-        if !not_finite.is_empty() || features.iter().any(|feature| !feature.is_finite()) {
+        if !run.is_finite || features.iter().any(|feature| !feature.is_finite()) {
             return Err(Error::step("the vision tower's output for an image is not finite"));
         }
         Ok(features)
