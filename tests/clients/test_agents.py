@@ -1,20 +1,25 @@
 """Agents as their users start them, each in an environment of its own (`make client-test`): they read a file, change
-it, run a command and end. What the model says is scripted; what the agents send, and do with it, is theirs."""
+it, run a command and end; those that show pictures look at one. What the model says is scripted; what the agents send,
+and do with it, is theirs."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
 from minisgl.message import AddRequest
+from minisgl.server.core.generation import num_image_tokens
 from tests.helpers.clients import CLIENTS, PYCACHE, environment, python_command
-from tests.helpers.server import Frontend, prompt_text
+from tests.helpers.server import CONFIG, Frontend, prompt_text
+from tests.helpers.sight import png, seeing_frontend
 
 AGENT_S = 120  # a failure, not a measurement
 READ = "cat notes.txt"
@@ -46,7 +51,8 @@ def codex(url: str, folder: Path, task: str) -> list[str]:
 def opencode(url: str, folder: Path, task: str) -> list[str]:
     """The same, over chats; what it may do unasked stands in its configuration, too."""
     provider = {"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": f"{url}/v1", "apiKey": "none"}}
-    config = {"provider": {"minisgl": {**provider, "models": {"scripted": {}}}}, "permission": {"bash": "allow"}}
+    model = {"modalities": {"input": ["text", "image"], "output": ["text"]}}
+    config = {"provider": {"minisgl": {**provider, "models": {"scripted": model}}}, "permission": {"bash": "allow"}}
     (folder.parent / "opencode.json").write_text(json.dumps(config))
     command = str(environment("opencode") / "node_modules" / ".bin" / "opencode")
     return [command, "run", "--model", "minisgl/scripted", task]
@@ -188,18 +194,12 @@ def replies() -> dict[str, str]:
     return {seen: said for name, agent in AGENTS.items() for seen, said in script(name, agent).items()}
 
 
-@pytest.mark.timeout(2 * AGENT_S)
-@pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_ends_its_task(scripted: Frontend, name: str, tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    (folder / "notes.txt").write_text("three apples\n")
-    task = f"This is the task of {name}: correct the notes, then count their words."
-    command = AGENTS[name].start(scripted.url, folder, task)
-    before = len(scripted.engine.received)
+def work(name: str, frontend: Frontend, folder: Path, task: str) -> tuple[str, list[AddRequest]]:
+    """Run an agent in a folder until it ends. Returns what it printed and the requests that it sent."""
+    before = len(frontend.engine.received)
     done = subprocess.run(
-        command,
-        env=env_of(scripted.url, folder),
+        AGENTS[name].start(frontend.url, folder, task),
+        env=env_of(frontend.url, folder),
         cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -208,8 +208,48 @@ def test_an_agent_ends_its_task(scripted: Frontend, name: str, tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    assert LAST_WORDS in done.stdout
+    return done.stdout, [one for one in frontend.engine.received[before:] if isinstance(one, AddRequest)]
+
+
+@pytest.mark.timeout(2 * AGENT_S)
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_ends_its_task(scripted: Frontend, name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("three apples\n")
+    task = f"This is the task of {name}: correct the notes, then count their words."
+    printed, asked = work(name, scripted, folder, task)
+    assert LAST_WORDS in printed
     assert (folder / "notes.txt").read_text() == "four apples\n"
-    asked = [one for one in scripted.engine.received[before:] if isinstance(one, AddRequest)]
     if not AGENTS[name].says:
         assert len(asked) >= 4 and f'"name": "{AGENTS[name].tool}"' in prompt_text(asked[-1])
+
+
+LOOKS = {
+    "codex": call("view_image", path="screen.png"),
+    "opencode": call("read", filePath="screen.png"),
+    "claude-code": call("Read", file_path="screen.png"),
+}
+"""Calls of tools that return a picture, by agent."""
+
+
+@pytest.fixture(scope="module")
+def seeing(front_end: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
+    """A server like `scripted`, whose model sees."""
+    replies = {f"task of {name}:.*<tool>": LAST_WORDS for name in LOOKS}
+    replies |= {f"task of {name}:": said for name, said in LOOKS.items()}
+    config = msgspec.structs.replace(CONFIG, tool_call_parser="hermes")
+    folder = tmp_path_factory.mktemp("seer")
+    with seeing_frontend(folder, front_end=front_end, config=config, max_seq_len=1 << 16, replies=replies) as running:
+        yield running
+
+
+@pytest.mark.timeout(2 * AGENT_S)
+@pytest.mark.parametrize("name", LOOKS)
+def test_an_agent_s_tool_shows_a_picture_to_a_model_that_sees(seeing: Frontend, name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "screen.png").write_bytes(png(160, 120))
+    printed, asked = work(name, seeing, folder, f"This is the task of {name}: look at the screen.")
+    assert LAST_WORDS in printed
+    assert num_image_tokens(np.frombuffer(asked[-1].tokens, np.int32)) == 20 * 15

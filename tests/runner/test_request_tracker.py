@@ -15,12 +15,12 @@ from minisgl.message import AbortRequest, AddRequest, FinishRequest, ToEngine
 from minisgl.runner import request_tracker
 from minisgl.runner.intake import LoopSettings
 from minisgl.runner.loop import StepLoop
-from minisgl.runner.request_tracker import RequestTracker, errors_of
+from minisgl.runner.request_tracker import RequestTracker, UncommittedStep, errors_of, take_tokens
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.wrapped import make_faulty
-from minisgl.step import FinishReason, step_output
+from minisgl.step import FinishReason, StepBuffers, StepLimits, StepPlan, step_output
 from tests.helpers.received import Received
 
 SAMPLING = SamplingParams(max_tokens=9, seed=1, stop_token_ids=(7,), min_tokens=2, ignore_eos=True)
@@ -236,6 +236,16 @@ def test_a_failed_forward_beside_a_broken_control_plane(seed: int) -> None:
         clients, loop = drive(order, "python", seed, overlap=seed % 2 == 0, fail_steps=(20,))
         check(clients, seed, failed=True)
         assert loop.num_failovers == 1
+
+
+def test_a_failed_forward_with_drafts_ends_each_request_once() -> None:
+    """A request has several rows in a step with its drafts."""
+    limits, requests = StepLimits(max_rows=8, max_tokens=64, page_size=4, num_pages=96, max_seq_len=200), tracker(1, 2)
+    entry = StepBuffers(limits).ring[0]
+    entry.req_slots[:4] = 0, 5, 0, 0
+    step = UncommittedStep(StepPlan(num_rows=4), entry, None)
+    output = take_tokens(step, {0: 1, 5: 2}, requests, limits, (), {})
+    assert output.req_ids.tolist() == [1, 2] and set(output.reasons.tolist()) == {FinishReason.ERROR}
 
 
 @pytest.mark.parametrize("primary", ["python", "rust_hotpath"])

@@ -389,7 +389,7 @@ def take_tokens(
     entries: list[Ended] = []
     slots = step.entry.req_slots[: step.plan.num_rows].tolist()
     if step.result is None:
-        for slot in slots:
+        for slot in dict.fromkeys(slots):  # with drafts a slot has several rows
             if (req_id := owners[slot]) in requests and req_id not in ending:
                 entries.append((req_id, -1, FinishReason.ERROR, -1))
         return step_output(step.plan.step, entries)
