@@ -138,6 +138,26 @@ def test_logits_equal_transformers_at_every_position(family: str, tower: dict[st
     engine.close()
 
 
+def test_a_tower_in_slices_is_the_whole_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", 0)  # only what is held stays
+    ids, images = prompt_of([5, random_image(8, 6), 7])
+    one, other = collector(folder), collector(folder)
+    assert isinstance(one.engine, CpuEngine) and isinstance(other.engine, CpuEngine)
+    rust, slices = one.engine.rust, 1
+    while not (seen := rust.see_ahead(images[0], True, 0.0))[0]:
+        slices += 1
+    assert slices > 10 and seen[1] is not None
+    assert rust.see_ahead(images[0], True, 0.0)[0], "they are held"
+    assert rust.prompt_logits(ids, images) == other.engine.rust.prompt_logits(ids, images)
+    num_runs, num_hits, num_images, num_bytes = rust.image_counts() or ()
+    assert (num_runs, num_hits, num_images) == (1, 1, 1) and num_bytes > 0
+    del seen
+    assert not rust.see_ahead(images[0], True, 0.0)[0], "they are not held"
+    assert rust.image_counts() == (1, 1, 0, 0)
+    one.close()
+    other.close()
+
+
 @each_family
 def test_generated_tokens_are_those_of_transformers(model: Any, answer: Answer) -> None:
     ids, images = LONG

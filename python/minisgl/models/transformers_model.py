@@ -162,7 +162,7 @@ def _make_wide(head: Any) -> None:
     product = WideProduct(table) if WideProduct.serves(table) else partial(wide_product, weight=table)
 
     def forward(x: Tensor) -> Tensor:
-        y = product(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+        y: Tensor = product(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
         return y if bias is None else y + bias
 
     head.__dict__["forward"] = forward

@@ -90,9 +90,9 @@ class Intake:
         self._stores = engine if isinstance(engine, Stores) and engine.store is not None else None
         store = None if self._stores is None else self._stores.store
         self.reading = Reading(store, limits.page_size, beside.wake)
-        self.seeing = Seeing(
-            engine if isinstance(engine, Sees) and engine.info.sees else None, limits.page_size, beside.wake
-        )
+        sees = engine if isinstance(engine, Sees) and engine.info.sees else None
+        self.seeing = Seeing(sees, limits.page_size, beside.wake)
+        self._page_size = limits.page_size
         self.ending: dict[int, FinishReason] = {}  # requested ends that are not reported yet
         self.watch: Watch | None = None  # not handled by the loop yet
         self.shutdown = False
@@ -120,7 +120,7 @@ class Intake:
             else:
                 self._arrive(events, self._tracked(request, matcher), control_plane)
         for seen in self.seeing.take():
-            self._arrive(events, seen, control_plane)
+            events.add(seen.arrival())
         for message in self.adapters.intake(messages):
             match message:
                 case AddRequest() if error := _error_of(message, self._info):
@@ -141,7 +141,11 @@ class Intake:
                     self.watch = message
                 case Shutdown():
                     self.shutdown = True
-        events.items += self.reading.take()
+        for event in self.reading.take():
+            if isinstance(event, Arrival):
+                self._see(events, self.requests.get(event.req_id), control_plane)
+            else:
+                events.add(event)
 
     def arrivals(self) -> list[Event]:
         """Return the arrivals of all requests that the scheduler has, for another scheduler."""
@@ -188,14 +192,18 @@ class Intake:
                 events.add(event)
 
     def _arrive(self, events: Events, request: TrackedRequest, control_plane: ControlPlane) -> None:
-        """Add the arrival to `events`, or first compute the request's images and read its stored pages."""
+        """Add the arrival to `events`, or first read the request's stored pages."""
+        if not self.reading.add(request, lambda: control_plane.cached_pages(request.tokens, request.namespace)):
+            self._see(events, request, control_plane)
 
-        def num_cached() -> int:
-            return control_plane.cached_pages(request.tokens, request.namespace)
+    def _see(self, events: Events, request: TrackedRequest, control_plane: ControlPlane) -> None:
+        """Add the arrival to `events`, or first compute the images that neither cached nor stored pages cover."""
 
-        if not request.features and self.seeing.add(request, num_cached):
-            return
-        if not self.reading.add(request, num_cached):
+        def num_pages() -> int:
+            stored = request.stored_len(self._page_size) // self._page_size
+            return max(control_plane.cached_pages(request.tokens, request.namespace), stored)
+
+        if not self.seeing.add(request, num_pages):
             events.add(request.arrival())
 
     def _tracked(self, message: AddRequest, grammar: Matcher | None = None) -> TrackedRequest:

@@ -176,8 +176,8 @@ class StepLoop:
 
     @property
     def is_resting(self) -> bool:
-        """Whether a step would change nothing until a message arrives, a grammar is compiled, an image is computed or pages are
-        read."""
+        """Whether a step would change nothing until a message arrives, a grammar is compiled, a slice of an image is
+        computed or pages are read."""
         if self._in_flight is not None or self._failed_step is not None or self._replay:
             return False
         if self._has_unused_pages or self._intake.has_events:

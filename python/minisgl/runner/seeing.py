@@ -27,7 +27,7 @@ class _Waiting:
 
 class Seeing:
     """Requests whose images are being computed. `engine` is `None` if it does not see. `wake` is called in the engine's
-    thread at the end of a slice; `None`: the tower runs at once, and `add` blocks."""
+    thread at the end of a slice; `None`: `add` blocks until all images are computed."""
 
     def __init__(self, engine: Sees | None, page_size: int, wake: Callable[[], None] | None = None) -> None:
         self._engine = engine
@@ -44,17 +44,26 @@ class Seeing:
         return req_id in self._waiting
 
     def add(self, request: TrackedRequest, num_cached: Callable[[], int]) -> bool:
-        """Take a request whose images are to be computed. Returns False if there are none. `num_cached()`: cached
-        pages."""
+        """Take a request whose images are to be computed. Returns False if there is nothing to wait for.
+        `num_cached()`: pages that need not be computed."""
         if self._engine is None or not request.images:
             return False
         first = num_cached() * self._page_size
         images = deque(one for one in request.images if one.start + one.num_tokens > first)
         if not images:
             return False
+        if self._wake is None:
+            request.features = [self._whole(self._engine, image) for image in images]
+            return False
         self._waiting[request.req_id] = _Waiting(request, images)
         self._begin()
         return True
+
+    @staticmethod
+    def _whole(engine: Sees, image: PromptImage) -> object:
+        while not (seen := engine.see_ahead(image, False, SLICE_S, None).wait())[0]:
+            pass
+        return seen[1]
 
     def drop(self, req_id: int) -> bool:
         """Remove a waiting request. Returns whether it waited here."""
@@ -64,22 +73,21 @@ class Seeing:
         return dropped is not None
 
     def take(self) -> list[TrackedRequest]:
-        """Return the requests whose images are done, and go on with the next slice."""
+        """Return the request whose last image is done, if any, and go on with the next slice."""
+        if self._run is None or not self._run.done():
+            return []
+        ended, features = self._run.wait()
+        waiting, self._run, self._running = self._running, None, None
+        assert waiting is not None
         done = []
-        while self._run is not None and self._run.done():
-            ended, features = self._run.wait()
-            waiting, self._run, self._running = self._running, None, None
-            assert waiting is not None
-            if waiting.request.req_id in self._waiting and ended:
-                waiting.images.popleft()
-                waiting.held.append(features)
-                if not waiting.images:
-                    del self._waiting[waiting.request.req_id]
-                    waiting.request.features = waiting.held
-                    done.append(waiting.request)
-            self._begin()
-            if self._wake is not None:
-                break  # the next slice is looked at after a step
+        if ended and waiting.request.req_id in self._waiting:
+            waiting.images.popleft()
+            waiting.held.append(features)
+            if not waiting.images:
+                del self._waiting[waiting.request.req_id]
+                waiting.request.features = waiting.held
+                done.append(waiting.request)
+        self._begin()
         return done
 
     def _begin(self) -> None:
