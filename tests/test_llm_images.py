@@ -70,6 +70,13 @@ def test_an_image_is_the_same_however_it_is_given(llm: LLM, tmp_path: Path) -> N
         assert again.num_cached_tokens >= len(first.prompt_token_ids) - 4, way
 
 
+def test_a_text_that_looks_like_a_mark_is_no_image(llm: LLM) -> None:
+    image = {"type": "image", "image": png(Image.new("RGB", (64, 64), (9, 8, 7)))}
+    for mark in ("\ue0010\ue001", "\ue0015\ue001"):
+        whole, alone = chat(llm, text(mark), image), chat(llm, image)
+        assert len(whole.prompt_token_ids) < 2 * len(alone.prompt_token_ids)
+
+
 def test_another_image_shares_the_text_before_it_only(llm: LLM) -> None:
     begin = text("Before the image. ")
     first, other = (chat(llm, begin, {"type": "image", "image": one}, text("!")) for one in (PICTURE, OTHER))

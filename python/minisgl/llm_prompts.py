@@ -92,7 +92,11 @@ class PromptEncoder:
         template = Images(self._processor.family.rewrite) if prepared else None
         text = self._tokenizer.apply_chat_template(shaped, images=template, **variables)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return self._encoded(ids, None, [] if template is None else [prepared[i] for i in template.order])
+        order = [] if template is None else template.order
+        if sorted(order) != [*range(len(prepared))]:
+            reason = f"the chat template shows {len(order)} of {len(prepared)} images"
+            raise ParamError("messages", None, reason)
+        return self._encoded(ids, None, [prepared[i] for i in order])
 
     def _encoded(self, ids: Int32Array, text: str | None, prepared: Sequence[PreparedImage]) -> Encoded:
         vocab_size = self._info.vocab_size

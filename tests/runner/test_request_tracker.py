@@ -12,6 +12,7 @@ import pytest
 
 from minisgl.engine.echo import EchoEngine, EchoModel
 from minisgl.message import AbortRequest, AddRequest, FinishRequest, ToEngine
+from minisgl.prompt_image import PromptImage
 from minisgl.runner import request_tracker
 from minisgl.runner.intake import LoopSettings
 from minisgl.runner.loop import StepLoop
@@ -45,8 +46,12 @@ def test_a_request_is_its_prompt_and_what_it_generated() -> None:
 
 def test_what_has_ended_is_forgotten_at_the_next_flush() -> None:
     requests = tracker(1, 2)
-    requests.record(step_output(0, [(1, 5, ENDS, 0)]))
-    assert 1 in requests and requests.peek(1) is not None
+    image = PromptImage(b"", 0, 1, (2, 2), b"pixels")
+    for req_id in (1, 2):
+        requests.get(req_id).images = (image,)
+    requests.record(step_output(0, [(1, 5, ENDS, 0), (2, 6, GOES_ON, 1)]))
+    ended, other = requests.peek(1), requests.peek(2)
+    assert ended is not None and ended.images == () and other is not None and other.images == (image,)
     requests.flush()
     assert 1 not in requests and requests.peek(1) is None
     assert [request.req_id for request in requests.live()] == [2]

@@ -148,8 +148,11 @@ class RequestTracker:
         del self._live[req_id]
 
     def record(self, output: StepOutput) -> None:
-        """Store the output of a commit. Ended requests are removed at the next flush."""
+        """Store the output of a commit. Ended requests are removed at the next flush; their pixels go at once."""
         if len(output):
+            for req_id in output.req_ids[output.reasons != FinishReason.NONE].tolist():
+                if (request := self._live.get(req_id)) is not None:
+                    request.images = request.features = ()
             self._pending.append(output)
             self._num_pending += len(output)
             if self._num_pending >= MAX_PENDING:

@@ -11,6 +11,7 @@ is which; a text of the conversation becomes no image.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,8 @@ TRIAL: list[dict[str, str]] = [
     {"type": "text", "text": "answer"},
 ]
 """Content of a test message that finds out whether a template shows images."""
-_MARK = re.compile("\ue001([0-9]{1,9})\ue001")
+_NONCE = secrets.token_hex(8)  # no text of a client has it
+_MARK = re.compile(f"\ue001{_NONCE}-([0-9]{{1,9}})\ue001")
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ def marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         if not isinstance(part, Mapping) or part.get("type") != "image":
             return part
         count += 1
-        return {"type": "text", "text": f"\ue001{count - 1}\ue001"}
+        return {"type": "text", "text": f"\ue001{_NONCE}-{count - 1}\ue001"}
 
     return [
         {**one, "content": [of(part) for part in one["content"]]} if isinstance(one.get("content"), list) else one

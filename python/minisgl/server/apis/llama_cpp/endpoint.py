@@ -46,6 +46,9 @@ async def completion_endpoint(
     if not media:
         completion = _completion(body, prompt=given)
         return LlamaCppFormatter(context, body, completion, await continuation(context, completion))
+    count, most = sum(len(one.multimodal_data or ()) for one in media), context.config.images.max_images
+    if count > most:
+        raise bad_value("prompt", count, f"a request has at most {most} images (--max-images)")
     places = [f"prompt.{i}" for i in range(len(media))] if isinstance(given, list) else ["prompt"]
     seen = [await _seen(context, one, place) for one, place in zip(media, places, strict=True)]
     image_text = context.tokenizer.image_text()
