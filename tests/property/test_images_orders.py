@@ -30,7 +30,7 @@ from tests.helpers.vision import gemma, prompt_of, random_image, saved, seer
 
 pytestmark = pytest.mark.any_cpu
 
-NUM_SEEDS, NUM_SEEDS_SLOW, NUM_TALKS, NUM_TURNS, MOST_TOKENS, ROOMY = 25, 2_000, 300, 3, 16, 1 << 20
+NUM_SEEDS, NUM_SEEDS_SLOW, NUM_TALKS, NUM_TURNS, MOST_TOKENS, ROOMY = 20, 2_000, 300, 3, 16, 1 << 20
 LAYERS, WINDOWS = ([kind, "full_attention"] for kind in ("linear_attention", "sliding_attention"))
 FAMILIES: dict[str, Any] = {
     "qwen3-vl": lambda: seer(num_hidden_layers=2, tower={"depth": 1, "deepstack_visual_indexes": [0]}),
