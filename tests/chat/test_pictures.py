@@ -42,6 +42,11 @@ def test_a_file_is_a_data_url_of_its_kind(tmp_path: Path, begin: bytes, kind: st
     assert data_url(str(tmp_path / "x.dat")) == f"data:image/{kind};base64,{base64.b64encode(begin).decode()}"
 
 
+def test_a_device_is_not_read() -> None:
+    with pytest.raises(PictureError, match="is no regular file"):
+        data_url("/dev/zero")
+
+
 def test_what_is_no_picture_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("words")
     for name, reason in (("x.txt", "must be a PNG"), ("y.png", "No such file"), (".", "Is a directory")):

@@ -54,6 +54,11 @@ def test_more_bytes_than_the_bound_are_refused_before_they_are_decoded(monkeypat
         data_url(f"data:image/png;base64,{TEXT}", Bounds(max_bytes=len(FILE) - 1))
 
 
+def test_a_device_is_not_read() -> None:
+    with pytest.raises(ImageError, match="is no regular file"):
+        load("/dev/zero")
+
+
 def test_files_bytes_and_pictures_are_loaded(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(FILE)
     drawn = picture(2, 2)

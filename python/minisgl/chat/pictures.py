@@ -17,7 +17,10 @@ class PictureError(Exception):
 def data_url(file: str) -> str:
     """Read an image file. Raises `PictureError`."""
     try:
-        data = Path(file).expanduser().read_bytes()
+        path = Path(file).expanduser()
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise PictureError(f"{file}: is no regular file")  # a device or a pipe may have no end
+        data = path.read_bytes()
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no home folder
         raise PictureError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
     kind = next((kind for begin, kind in _TYPES.items() if data.startswith(begin)), None)

@@ -40,6 +40,10 @@ def load(source: bytes | str | os.PathLike[str] | Image, bounds: Bounds | None =
     if isinstance(source, str) and re.match("https?://", source, re.IGNORECASE):
         raise ImageError("an image is a file, bytes, a data URL or a PIL image; fetch a web address first")
     try:
+        if not Path(source).is_file() and Path(source).exists():
+            raise ImageError(
+                f"the image cannot be read: {source} is no regular file"
+            )  # a device or a pipe may have no end
         (bounds or Bounds()).check_bytes(os.stat(source).st_size)
         return Path(source).read_bytes()
     except (OSError, ValueError) as error:
