@@ -187,7 +187,7 @@ def check_rest(running: Running, room: int, num_digests: int) -> dict[str, int]:
     finish(running, [request(1_000_000, prompt_of([1]), max_tokens=1)])  # drops features of aborted requests
     stats, images, replaced = running.loop.control_plane.stats(), counts(running), running.loop.num_failovers
     assert (stats.num_live, stats.num_held_pages, stats.num_protected_pages) == (0, 0, 0)
-    # slots of a scheduler that broke keep images until they are assigned again, errors of steps until garbage collection
+    # slots of a scheduler that broke keep images until they are assigned again, errors until collected
     assert replaced or running.failed >= 0 or max(images.num_bytes, images.num_images) <= room, images
     assert images.num_runs <= num_digests or room < ROOMY, f"{images} of {num_digests} images"
     more = {"again": images.num_runs > num_digests, "found": images.num_hits, "replaced": replaced}
