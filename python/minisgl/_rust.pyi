@@ -32,6 +32,7 @@ __all__ = [
     "Gateway",
     "GrammarMatcher",
     "GrammarTokenizer",
+    "ImageFeatures",
     "PageStore",
     "RadixCacheHandle",
     "RadixCacheManager",

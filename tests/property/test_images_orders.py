@@ -160,7 +160,7 @@ def run_order(rng: Random, talks: Talks, pages: str, patch: pytest.MonkeyPatch) 
     for life in range(num_lives):
         killed = rng.randint(1, 30) if life + 1 < num_lives and rng.random() < 0.5 else -1
         broken = f"{rng.choice(['schedule', 'commit'])}:{rng.randint(0, 20)}:{rng.choice(['before', 'after'])}"
-        failed = rng.randint(0, 15) if rng.random() < 0.2 and "cache_dir" not in settings else -1
+        failed = rng.randint(0, 15) if rng.random() < 0.2 else -1
         running = Running(talks.folder, broken=broken if rng.random() < 0.15 else "", failed=failed, **settings)
         mine, cleared = [one for one in asked if not one.is_over and one.life <= life], rng.randint(0, 60)
         found.update({"restarted": life > 0, "continued": sum(bool(one.got) for one in mine)})

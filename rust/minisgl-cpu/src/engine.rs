@@ -49,6 +49,9 @@ pub struct Engine {
     dirty_pages: BTreeSet<usize>, // ids of pages that may hold values that are not finite
     keeper: Option<Keeper>,
     images: Option<Images>,
+    /// Slots with rows or loads in a failed step. Until all are freed or bound anew, a step that was planned before the
+    /// failure may compute on wiped pages, and nothing is stored.
+    lost: Vec<i32>,
     lent: Vec<(usize, u32)>, // entries of the page table that stand for a step, and their own pages
 }
 
@@ -76,6 +79,7 @@ impl Engine {
             dirty_pages: BTreeSet::new(),
             keeper: None,
             images: None,
+            lost: Vec::new(),
             lent: Vec::new(),
             decoder,
             pool,
@@ -159,6 +163,16 @@ impl Engine {
     /// Runs one step of the scheduler and returns its sampled tokens. `bindings` are the (slot, binding) pairs of slots
     /// that change owner. If the computation fails, the KV pool and the states are wiped; the engine stays usable.
     pub fn step(&mut self, step: &Step, bindings: Vec<(usize, Binding)>) -> Result<Sampled> {
+        let done = self.try_step(step, bindings);
+        if done.is_err() {
+            let slots = step.req_slots.iter().chain(step.page_loads.iter().map(|load| &load[0]));
+            let most = self.sizes.max_rows as i32;
+            self.lost.extend(slots.filter(|slot| (0..most).contains(*slot)));
+        }
+        done
+    }
+
+    fn try_step(&mut self, step: &Step, bindings: Vec<(usize, Binding)>) -> Result<Sampled> {
         self.assign(step, bindings)?;
         self.change_pages(step)?;
         if step.req_slots.is_empty() && step.page_loads.is_empty() {
@@ -243,7 +257,9 @@ impl Engine {
                 keeper.free(*slot as usize);
             }
         }
+        self.lost.retain(|slot| !step.freed.contains(slot));
         for (slot, mut binding) in bindings {
+            self.lost.retain(|lost| *lost as usize != slot);
             if slot > self.sizes.max_rows {
                 return Err(Error::step(format!(
                     "binding: slot {slot}: must be 0 to {}",
@@ -338,7 +354,9 @@ impl Engine {
 
     /// Hands full KV pages and state snapshots to the page store. Only a slot's first row counts; others are drafts.
     fn store_pages(&mut self, step: &Step, ids: &[u32], sampled: &Sampled) {
-        let Some(keeper) = &mut self.keeper else { return };
+        let Some(keeper) = self.keeper.as_mut().filter(|_| self.lost.is_empty()) else {
+            return;
+        };
         let (mut seen, mut end) = (BTreeSet::new(), 0);
         for (row, (slot, count)) in step.req_slots.iter().zip(&step.extend_lens).enumerate() {
             let start = end;

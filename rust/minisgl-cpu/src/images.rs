@@ -143,6 +143,7 @@ impl Images {
     pub fn free(&mut self, slot: usize) {
         if let Some(places) = self.slots.get_mut(slot) {
             places.clear();
+            self.evict();
         }
     }
 
