@@ -211,7 +211,7 @@ def run_seeds(talks: Talks, seeds: Iterable[int], folder: Path) -> None:
 
 
 def test_seeded(talks: Talks, tmp_path: Path) -> None:
-    run_seeds(talks, range(NUM_SEEDS), tmp_path)
+    run_seeds(talks, [*range(NUM_SEEDS), 5173], tmp_path)  # the last: a failed forward left wrong pages on disk
 
 
 @pytest.mark.slow
