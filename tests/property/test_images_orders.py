@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from minisgl.engine import cpu_loading
+from minisgl.engine import cpu_engine, cpu_loading
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.worker import ForwardThread
 from minisgl.message import AbortRequest, AddRequest, ClearCache, FromEngine, StepTokens, ToEngine
@@ -49,19 +49,18 @@ class Running(Collector):
         engine, config = load("cpu", folder, num_threads=1, **settings)
         super().__init__(engine, config, overlap=config.overlap)
         assert isinstance(engine, CpuEngine)
-        engine._thread.close()
-        engine._thread = ForwardThread("forward", threaded=False)  # in this thread, which is quicker
-        self.failed, run = failed, engine._run
+        self.failed, launch = failed, engine.launch
         self.plane.reserve_ratio = RATIO_MIN  # type: ignore[attr-defined]  # it expects short answers, and retracts
         if broken:
             self.loop._control_plane = make_faulty(self.plane, broken)
             self.loop._fallback = lambda: build_fallback(config, engine.info)
 
-        def run_or_fail(plan: Any, entry: Any, assigned: Any) -> Any:
-            entry.input_ids[: plan.num_tokens if plan.step == failed else 0] = 1 << 20  # beyond the vocabulary
-            return run(plan, entry, assigned)
+        def launch_or_fail(plan: Any, buffers: Any, assigned: Any) -> Any:
+            ids = buffers.ring[plan.ring_index].input_ids
+            ids[: plan.num_tokens if plan.step == failed else 0] = 1 << 20  # beyond the vocabulary
+            return launch(plan, buffers, assigned)
 
-        engine._run = run_or_fail  # type: ignore[assignment, method-assign]
+        engine.launch = launch_or_fail  # type: ignore[method-assign]
 
     def deliver(self, messages: Sequence[FromEngine]) -> None:
         self.take([one for one in messages if isinstance(one, StepTokens)])
@@ -156,6 +155,8 @@ def run_order(rng: Random, talks: Talks, pages: str, patch: pytest.MonkeyPatch) 
     asked = [draw_request(rng, talks, i, rng.choice(some), rng.randrange(num_lives)) for i in range(rng.randint(2, 9))]
     longest = max(len(one.add.tokens) // 4 for one in asked) + MOST_TOKENS + 1
     settings, room = draw_settings(rng, talks.family, longest, pages), rng.choice([0, 7_000, ROOMY])
+    # forwards in this thread, which is quicker
+    patch.setattr(cpu_engine, "ForwardThread", lambda name, threaded: ForwardThread(name, threaded=False))
     patch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", room)  # 16 tokens take 3 or 6 KiB
     for life in range(num_lives):
         killed = rng.randint(1, 30) if life + 1 < num_lives and rng.random() < 0.5 else -1

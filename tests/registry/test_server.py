@@ -14,7 +14,7 @@ import pytest
 
 from minisgl.config import EngineConfig, ServerConfig
 from minisgl.registry.batches import ENGINE_DIED
-from minisgl.registry.server import ChildServer, ChildServers, NotLoaded, _read
+from minisgl.registry.server import ChildServer, ChildServers, NotLoaded, read_log
 
 CONFIG = ServerConfig(engine=EngineConfig(engine="echo", model="echo"), host="127.0.0.1", port=0)
 
@@ -129,7 +129,7 @@ def test_a_logged_reason_has_no_clock() -> None:
         stream, heard = asyncio.StreamReader(), []
         stream.feed_data(b"14:19:45 error: minisgl: the engine did not start: why\nminisgl: no file\n14:20 is a time\n")
         stream.feed_eof()
-        await _read(stream, "a", heard.append, [""])
+        await read_log(stream, "a", heard.append, [""])
         return heard
 
     assert asyncio.run(work()) == ["the engine did not start: why", "no file", "14:20 is a time"]

@@ -233,7 +233,7 @@ class ChildServer:
         """Return a server that is ready. `hear` is called with each line that it logs; `child` is a process that waits
         for its settings. Raises `NotLoaded`."""
         last = [""]
-        reader = asyncio.create_task(_read(child.errors, config.model_name, hear, last))
+        reader = asyncio.create_task(read_log(child.errors, config.model_name, hear, last))
         self = cls(child, reader)
         try:
             child.tell(msgspec.json.encode(config))
@@ -293,7 +293,7 @@ async def fetch(config: ServerConfig, hear: Callable[[str], None]) -> None:
     assert process.stderr is not None
     last = [""]
     try:
-        await _read(process.stderr, config.model_name, hear, last)
+        await read_log(process.stderr, config.model_name, hear, last)
         if await process.wait():
             raise NotLoaded(last[0].removeprefix("minisgl pull: "))
     finally:
@@ -302,7 +302,8 @@ async def fetch(config: ServerConfig, hear: Callable[[str], None]) -> None:
             await process.wait()
 
 
-async def _read(stream: asyncio.StreamReader, name: str, hear: Callable[[str], None], last: list[str]) -> None:
+async def read_log(stream: asyncio.StreamReader, name: str, hear: Callable[[str], None], last: list[str]) -> None:
+    """Print the lines of a server's log, pass them to `hear`, and put the last one into `last`, without its clock."""
     while line := await stream.readline():
         text = line.decode(errors="replace").rstrip()
         print(f"{name}: {text}", file=sys.stderr, flush=True)

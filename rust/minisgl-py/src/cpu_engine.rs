@@ -291,8 +291,9 @@ impl CpuEngine {
         step_to_python(py, checked(sampled)?)
     }
 
-    /// Runs the vision tower for about `slice_s` seconds over an image whose request waits. Returns whether it has ended,
-    /// and the features: while they are held, they stay in the cache. `begins`: the image is its request's first.
+    /// Runs the vision tower for about `slice_s` seconds over an image whose request waits. Returns whether it has
+    /// ended, and the features: while they are held, they stay in the cache. `begins`: the image is its request's
+    /// first.
     fn see_ahead(
         &self,
         py: Python<'_>,
