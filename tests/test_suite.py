@@ -46,6 +46,13 @@ def test_an_invalid_share_is_refused(wrong: str) -> None:
         slice_of(wrong)
 
 
+def test_a_share_without_tests_fails_no_run(request: pytest.FixtureRequest) -> None:
+    share = next(index for index in range(10) if not in_slice(request.node, index, 10))
+    command = [sys.executable, *"-m pytest -q -n 1 -p no:cacheprovider -k of_one_part".split(), __file__]
+    for more, code in (["--slice", f"{share}/10"], 0), (["-k", "no_such_name"], 5):
+        assert subprocess.run([*command, *more], check=False, cwd=parts.TESTS.parent).returncode == code
+
+
 @pytest.mark.parametrize("end", ["sys.exit(3)", "os.kill(os.getpid(), 9)", "raise KeyError('a')", ""])
 def test_a_forked_program_is_as_one_that_was_started(end: str, tmp_path: Path) -> None:
     seen = []
