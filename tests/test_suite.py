@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -48,9 +49,9 @@ def test_an_invalid_share_is_refused(wrong: str) -> None:
 
 def test_a_share_without_tests_fails_no_run(request: pytest.FixtureRequest) -> None:
     share = next(index for index in range(10) if not in_slice(request.node, index, 10))
-    command = [sys.executable, *"-m pytest -q -n 1 -p no:cacheprovider -k of_one_part".split(), __file__]
-    for more, code in (["--slice", f"{share}/10"], 0), (["-k", "no_such_name"], 5):
-        assert subprocess.run([*command, *more], check=False, cwd=parts.TESTS.parent).returncode == code
+    for more, code in (f"--slice {share}/10", 0), ("-k no_such_name", 5):
+        command = f"{sys.executable} -m pytest -q -n 1 -p no:cacheprovider -k of_one_part {__file__} {more}"
+        assert subprocess.call(shlex.split(command), cwd=parts.TESTS.parent) == code
 
 
 @pytest.mark.parametrize("end", ["sys.exit(3)", "os.kill(os.getpid(), 9)", "raise KeyError('a')", ""])
