@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,7 @@ def test_an_engine_that_does_not_see_says_so() -> None:
 
 
 def test_a_missing_pillow_is_said_with_the_way_to_get_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minisgl.images.decode.missing", lambda *names: list(names))
+    file = png(PICTURE)
+    monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ParamError, match=r"images\.0: images need Pillow"):
-        llm.generate({"prompt": MARKED, "images": [png(PICTURE)]}, SIX, progress=False)
+        llm.generate({"prompt": MARKED, "images": [file]}, SIX, progress=False)

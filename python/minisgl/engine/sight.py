@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minisgl.config import ConfigError
-from minisgl.images import Processor, read_processor
+from minisgl.images import Processor, pillow_trouble, read_processor
 from minisgl.models.architectures import is_multimodal, is_vision_tensor
 from minisgl.models.config import ModelConfig, load_config, read_config
 from minisgl.models.towers import FAMILIES, Tower, find_tower
-from minisgl.utils.installed import how_to_get, missing
 from minisgl.weights.gguf_folder import NO_TOWER, seeing_folder, tower_file
 from minisgl.weights.stored import stored_tensors, weight_files
 
@@ -32,8 +31,8 @@ class Sight(NamedTuple):
             return f"text only: the vision part is not loaded: {self.reason}"
         if self.tower is None:
             return ""
-        if missing("PIL"):
-            return f"images: refused: Pillow is not installed: {how_to_get('images')}"
+        if trouble := pillow_trouble():
+            return f"text only: {trouble}"
         file = f", from {self.weights.name}" if self.weights is not None and self.weights.is_file() else ""
         return f"images: the vision tower has {self.tower.layers.num_layers} layers{file}"
 

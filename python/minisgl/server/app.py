@@ -61,6 +61,8 @@ def build_app(
 ) -> Application:
     """Assemble the application. `client` must be ready. `defaults`: `SamplingParams` fields that requests leave out.
     `gateway`: the front end at the port, if any. `pool`: returns the router's metrics, if there are several engines."""
+    if client.info is not None and client.info.sees and (trouble := pillow_trouble()):
+        client.be_blind(trouble)
     app = FastAPI(title="minisgl", docs_url=None, redoc_url=None, redirect_slashes=False)
     keys = KeyUse(
         config.api_keys,

@@ -228,7 +228,7 @@ async def _serve(
     if app.batches is not None:
         app.batches.start()
     url = url_of(front_end.address)
-    _greet(config, front_end, url, ready, time.monotonic() - began, chats=bool(tokenizer.template_source()))
+    _greet(config, front_end, url, app.context.info, time.monotonic() - began, chats=bool(tokenizer.template_source()))
     demo = _begin_demo(url, config.model_name, config.any_key) if config.demo_load else None
     keys = app.context.keys
     reports = asyncio.ensure_future(keys.tell_forever(_report_use)) if config.tells_use else None

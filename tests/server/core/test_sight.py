@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -18,7 +20,8 @@ from minisgl.images.processors import Processor
 from minisgl.message import AddRequest
 from minisgl.prompt_image import FIRST_VIRTUAL_ID, virtual_ids
 from minisgl.server.core.resume import Said
-from tests.helpers.image_files import hostile
+from minisgl.utils.installed import how_to_get
+from tests.helpers.image_files import BROKEN_PILLOW, hostile
 from tests.helpers.server import CONFIG, Frontend, frontend, prompt_ids, prompt_text
 from tests.helpers.sight import (
     END_ID,
@@ -90,7 +93,7 @@ def check(request: AddRequest, folder: Path, *files: bytes, max_tokens: int | No
     ids = np.array(prompt_ids(request))
     assert len(request.images) == len(files)
     for image, data in zip(request.images, files, strict=True):
-        want = prepared(folder, data, max_tokens)
+        [want] = prepared(folder, data, max_tokens).tiles
         assert (image.digest, image.grid, image.pixels) == (want.digest, want.grid, want.pixels)
         end = image.start + image.num_tokens
         assert ids[image.start - 1] == START_ID and ids[end] == END_ID
@@ -458,6 +461,22 @@ def test_the_server_says_that_the_model_sees(http: httpx.Client) -> None:
     assert http.get("/props").json()["modalities"]["vision"] is True
     schemas = http.get("/openapi.json").json()["components"]["schemas"]
     assert schemas.keys() >= {"ImagePart", "ImageBlock", "InputImage", "MediaPrompt"}
+
+
+@pytest.mark.parametrize("pillow", [None, BROKEN_PILLOW], ids=["missing", "broken"])
+def test_without_pillow_the_model_reads_text_only_and_errors_say_how_to_install_it(
+    folder: Path, front_end: str, pillow: ModuleType | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", pillow)  # type: ignore[arg-type]  # None: no such module
+    with seeing_frontend(folder, front_end=front_end) as server, server.http() as http:
+        assert "vision" not in http.get("/v1/models").json()["data"][0]
+        assert "vision" not in http.post("/api/show", json={"model": "scripted"}).json()["capabilities"]
+        for path, body in BODIES:
+            answer = http.post(path, json=body)
+            assert answer.status_code == 400 and how_to_get("images") in answer.text, answer.text
+        history = [*chat(image_url(), text("q"))["messages"], {"role": "assistant", "content": "a"}]
+        answer = http.post(CHAT, json={"messages": [*history, {"role": "user", "content": "say:on"}]})
+        assert answer.status_code == 200 and answer.headers["x-minisgl-ignored"] == "messages.content.image_url"
 
 
 def test_urls_are_fetched_from_listed_hosts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
