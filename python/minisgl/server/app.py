@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 
 from minisgl.config import ServerConfig
 from minisgl.frontend.engine_client import ProcessClient
+from minisgl.images import pillow_trouble
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.metrics.steps import ChromeTrace
 from minisgl.server.admin.live import add_live
