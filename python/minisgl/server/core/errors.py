@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from minisgl.sampling_params import ParamError
 from minisgl.server.core.streams import EVENTS, LINES, SSE_DONE, sse
@@ -280,7 +281,7 @@ def _meant(path: str, known: Sequence[str]) -> str | None:
     return max(candidates, key=len) if path.count("/") != len(path) and candidates else None
 
 
-def install_handlers(app: FastAPI) -> None:
+def install_handlers(app: Starlette) -> None:
     """Install exception handlers that give every error of the app its API's shape."""
 
     async def on_api_error(request: Request, error: Exception) -> Response:
