@@ -671,10 +671,12 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 def loaded(config: EngineConfig, **changes: Any) -> LLM:
     """Load the model of a command that needs no server. Raises `ConfigError`."""
     from minisgl.supervisor.start import check_files
+    from minisgl.utils.memory import no_collections
 
     check_files(config)
-    from minisgl.llm import LLM  # imports torch
-
     settings = {**msgspec.structs.asdict(config), **msgspec.structs.asdict(config.debug), **changes}
     del settings["debug"]
-    return LLM(**settings)
+    with no_collections():
+        from minisgl.llm import LLM
+
+        return LLM(**settings)
