@@ -7,6 +7,7 @@ Invariants: torch and transformers are not imported; a model that another engine
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -50,6 +51,7 @@ KINDS: dict[tuple[bool, bool], ModelKind] = {
 """Kind of a model by (has a scoring head, has bidirectional attention)."""
 MIN_CACHED_BYTES = 200 * 2**20  # bytes of weights: smaller models are packed within a third of a second
 SLOW_LOAD_S = 5.0
+MAPPED_BYTES_PER_S = 1e9  # of the weights cache from a disk, for an estimate
 IMAGE_CACHE_BYTES = 256 * 2**20  # of features of images that no request computes
 SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # bytes relative to 16-bit weights: blocks of 32 with their scales
 T = TypeVar("T")
@@ -100,13 +102,9 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         if located.tower is not None and model.packing is not None:  # the copy has all tensors
             settings["tower_weights"] = settings["weights"]
         if config.weights_cache is not None:
-            panels = {
-                "folder": str(envs.cache_dir() / "panels"),
-                "limit": config.weights_cache,
-                "least": MIN_CACHED_BYTES,
-            }
-            settings["panels"] = panels
-    rust = _call_rust(lambda: _rust.CpuEngine(_json(settings), counter(say, "loading weights")))
+            settings["panels"] = _weights_cache(config.weights_cache)
+    step = f"loading weights of {located.name}, {_weight_bytes(config, located.source) / 2**20:.0f} MiB"
+    rust = _call_rust(lambda: _rust.CpuEngine(_json(settings), counter(say, step)))
     _call_rust(lambda: rust.set_heads(*located.heads))
     about = rust.about()
     _report_weights(config, located, about, time.monotonic() - began, say)
@@ -191,6 +189,15 @@ def _sizes(config: EngineConfig, located: _LocatedModel, context_len: int, setti
     return _Sizes(page, state, num_pages, checkpoints)
 
 
+def _weights_cache(size: int) -> dict[str, Any]:
+    """Return the settings of the weights cache: at most `size` bytes, and at most half of the disk that is free or holds
+    it."""
+    folder = envs.cache_dir() / "panels"
+    held = sum(file.lstat().st_size for file in folder.glob("*.panels"))
+    free = shutil.disk_usage(next(path for path in folder.parents if path.is_dir())).free
+    return {"folder": str(folder), "limit": min(size, (free + held) // 2), "least": MIN_CACHED_BYTES}
+
+
 def _report_weights(
     config: EngineConfig, located: _LocatedModel, about: dict[str, Any], took: float, say: Report
 ) -> None:
@@ -198,9 +205,11 @@ def _report_weights(
     how = ", from the weights cache" if about["mapped"] else ""
     say(f"loaded {located.name}: {located.model.architecture}, {kinds}{how}, {took:.1f} s")
     num_bytes, dummy = sum(size for _, size in about["kinds"]), config.load_format == "dummy"
-    if took > SLOW_LOAD_S and config.weights_cache is None and not dummy and num_bytes >= MIN_CACHED_BYTES:
+    saved = took - num_bytes / MAPPED_BYTES_PER_S
+    if saved > SLOW_LOAD_S and config.weights_cache is None and not dummy and num_bytes >= MIN_CACHED_BYTES:
         size = -(-num_bytes // 2**30) + 1
-        say(f"--weights-cache {size}GiB would cache the converted weights: the next start takes about a second")
+        written = f"writes the converted weights to disk ({num_bytes / 2**30:.1f} GiB)"
+        say(f"--weights-cache {size}GiB {written}: later starts take about {saved:.0f} s less")
 
 
 def _report_pools(config: EngineConfig, sizes: _Sizes, context_len: int, max_seq_len: int, say: Report) -> None:
