@@ -8,7 +8,7 @@ from minisgl.images.decode import pillow_trouble
 from minisgl.images.heads import Bounds, ImageError
 from minisgl.images.processors import PreparedImage, Processor, Tile, read_processor
 from minisgl.images.prompts import expand
-from minisgl.images.sources import data_url, load
+from minisgl.images.sources import data_url, load, most_tokens
 
 __all__ = [
     "Bounds",
@@ -19,6 +19,7 @@ __all__ = [
     "data_url",
     "expand",
     "load",
+    "most_tokens",
     "pillow_trouble",
     "read_processor",
 ]

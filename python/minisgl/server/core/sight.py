@@ -7,7 +7,6 @@ decoded one at a time, in a thread of their own, and delay no text; every error 
 from __future__ import annotations
 
 import asyncio
-import binascii
 import hashlib
 import re
 from collections import OrderedDict
@@ -34,13 +33,9 @@ from minisgl.server.core.waiting import Turns
 from minisgl.step import Int32Array
 from minisgl.tokenizer.pictures import Images
 
-LOW_DETAIL_TOKENS = 256
 KEPT_BYTES = 64 << 20  # of prepared images that the next turn of a conversation has again
-SLICE = 1 << 20  # base64 characters that are decoded at once, between which other threads run; a multiple of 4
 MAX_PREPARED = 16  # images of all requests that are being prepared; those of one request are never split
 MAX_DOWNLOADS = 4  # at once
-_DETAILS = (None, "low", "high", "auto", "original")
-_DATA = re.compile(r"data:[a-z0-9.+/-]{0,80};base64,", re.IGNORECASE)
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,31}):", re.IGNORECASE)
 
 
@@ -153,8 +148,10 @@ class Sight:
         value, detail = one.value, one.detail
         if not isinstance(value, str) or not value:
             _refuse(one, "must be a data URL or base64: there are no stored files")
-        if detail not in _DETAILS:
-            raise _refused(GivenImage(f"{one.place}.detail", detail), "must be low, high or auto")
+        try:
+            images.most_tokens(detail)
+        except ImageError as error:
+            raise _refused(GivenImage(f"{one.place}.detail", detail), str(error)) from error
         scheme = _SCHEME.match(value[:64])
         if scheme is None or scheme[1].lower() == "data":
             return None
@@ -174,9 +171,9 @@ class Sight:
 
     def _prepare(self, one: GivenImage, data: bytes | None, processor: Processor) -> PreparedImage:
         """Decode, resize and cut an image, unless it is kept. Raises `ApiError` 400."""
-        max_tokens = LOW_DETAIL_TOKENS if one.detail == "low" else None
+        max_tokens = images.most_tokens(one.detail)
         try:
-            data = _decoded(one.value) if data is None else data
+            data = images.data_url(one.value, self._bounds) if data is None else data
             key = hashlib.blake2b(data, digest_size=32, key=str(max_tokens).encode()).digest()
             if (found := self._kept.get(key)) is None:
                 found = self._kept[key] = processor.prepare(data, bounds=self._bounds, max_tokens=max_tokens)
@@ -187,19 +184,6 @@ class Sight:
         while self._num_bytes > KEPT_BYTES:
             self._num_bytes -= len(self._kept.popitem(last=False)[1].pixels)
         return found
-
-
-def _decoded(text: str) -> bytes:
-    """Return the bytes of a data URL or of base64. Raises `ImageError`."""
-    head = _DATA.match(text[:128])
-    if head is None and _SCHEME.match(text[:64]):
-        raise ImageError("must be like data:image/png;base64,...")
-    start = 0 if head is None else head.end()
-    try:
-        pieces = (text[at : at + SLICE] for at in range(start, len(text), SLICE))
-        return b"".join(binascii.a2b_base64(piece, strict_mode=True) for piece in pieces)
-    except ValueError as error:
-        raise ImageError(f"is no valid base64: {error}") from error
 
 
 def _refuse(one: GivenImage, reason: str) -> NoReturn:
