@@ -90,8 +90,7 @@ class PromptEncoder:
         text = given if isinstance(given, str) else None
         prepared = [self._prepared(source, f"{within}images.{i}") for i, source in enumerate(sources)]
         if isinstance(given, str):
-            rewritten = Images(self._processor.family.rewrite).rewritten(given) if prepared else given
-            ids = self._tokenizer.encode(rewritten)
+            ids = self._tokenizer.encode(self._template_images(prepared).rewritten(given) if prepared else given)
         else:
             ids = self._checked_ids(given, place)
         return self._encoded(ids, text, prepared, place)
@@ -103,7 +102,7 @@ class PromptEncoder:
             raise ParamError(place, messages, "must be a list of messages, or a list of such lists")
         prepared: list[PreparedImage] = []
         shaped = [self._message(one, f"{place}.{i}", prepared) for i, one in enumerate(messages)]
-        template = Images(self._processor.family.rewrite) if prepared else None
+        template = self._template_images(prepared) if prepared else None
         text = self._tokenizer.apply_chat_template(shaped, images=template, **variables)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         order = [] if template is None else template.order
@@ -169,6 +168,10 @@ class PromptEncoder:
         for one in placed:
             shown[one.start : one.start + one.num_tokens] = marker
         return Encoded(expanded, shown.tolist(), text, placed)
+
+    def _template_images(self, prepared: Sequence[PreparedImage]) -> Images:
+        texts = [one.text for one in prepared]
+        return Images(self._processor.family.marker, texts, [*range(len(prepared))])
 
     @cached_property
     def _processor(self) -> Processor:

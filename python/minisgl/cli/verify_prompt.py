@@ -103,7 +103,8 @@ class PromptReader:
         if (seen := self._see(())) is None:
             return _with_images(ids, None)
         seen.template.order = [*range(len(seen.prepared))]
-        counts, at, once = iter([one.num_tokens for one in seen.prepared]), 0, list[int]()
+        counts = iter([tile.num_tokens for one in seen.prepared for tile in one.tiles])
+        at, once = 0, list[int]()
         while at < len(ids):
             once.append(ids[at])
             run = next(counts, 1) if ids[at] == seen.marker_id else 1

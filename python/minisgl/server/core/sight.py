@@ -128,7 +128,8 @@ class Sight:
                 prepared.append(await run(self._thread, self._prepare, one, data, processor))
         finally:
             self._turns.give(turn)
-        return Seen(prepared, processor.marker_id, Images(processor.family.rewrite))
+        texts = [one.text for one in prepared]
+        return Seen(prepared, processor.marker_id, Images(processor.family.marker, texts))
 
     def _read(self, model_dir: str | None) -> Processor:
         try:
@@ -177,12 +178,12 @@ class Sight:
             key = hashlib.blake2b(data, digest_size=32, key=str(max_tokens).encode()).digest()
             if (found := self._kept.get(key)) is None:
                 found = self._kept[key] = processor.prepare(data, bounds=self._bounds, max_tokens=max_tokens)
-                self._num_bytes += len(found.pixels)
+                self._num_bytes += found.num_bytes
         except ImageError as error:
             raise _refused(one, str(error)) from error
         self._kept.move_to_end(key)
         while self._num_bytes > KEPT_BYTES:
-            self._num_bytes -= len(self._kept.popitem(last=False)[1].pixels)
+            self._num_bytes -= self._kept.popitem(last=False)[1].num_bytes
         return found
 
 
