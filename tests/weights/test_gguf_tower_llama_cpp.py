@@ -110,7 +110,7 @@ def test_a_converted_pair_answers_as_llama_cpp_does(checkpoint: Path, tmp_path: 
                 if i < len(sizes):
                     Image.fromarray(rng.integers(0, 256, (*sizes[i], 3), np.uint8)).save(file := io.BytesIO(), "png")
                     data.append(base64.b64encode(file.getvalue()).decode())
-                    one = processor.prepare(file.getvalue())
+                    [one] = processor.prepare(file.getvalue()).tiles
                     images.append(PromptImage(one.digest, len(ids), one.num_tokens, one.grid, one.pixels))
                     ids += virtual_ids(one.digest, one.num_tokens).tolist()
             steps: list[Step] = server.steps({"prompt_string": marker.join(texts), "multimodal_data": data}, 6)
