@@ -138,24 +138,37 @@ def test_logits_equal_transformers_at_every_position(family: str, tower: dict[st
     engine.close()
 
 
-def test_a_tower_in_slices_is_the_whole_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", 0)  # only what is held stays
-    ids, images = prompt_of([5, random_image(8, 6), 7])
-    one, other = collector(folder), collector(folder)
+@each_family
+@pytest.mark.parametrize(("slice_s", "threads"), [(0.0, 1), (0.0, 3), (1e-5, 3), (2e-4, 1), (60.0, 2)])
+def test_a_tower_in_slices_is_the_whole_one(folder: Path, slice_s: float, threads: int) -> None:
+    ids, images = prompt_of([5, random_image(18, 16), 7])
+    one, other = (collector(folder, num_threads=count) for count in (threads, 1))
     assert isinstance(one.engine, CpuEngine) and isinstance(other.engine, CpuEngine)
-    rust, slices = one.engine.rust, 1
-    while not (seen := rust.see_ahead(images[0], True, 0.0))[0]:
+    slices = 1
+    while not (seen := one.engine.rust.see_ahead(images[0], True, slice_s))[0]:
         slices += 1
-    assert slices > 10 and seen[1] is not None
+    if slice_s == 0:  # then each thread does one item of an operation, of which a layer has 7
+        assert slices > 3 * 7 * (18 * 16 // 128) // threads
+    assert slices == 1 or slice_s < 60
+    assert one.engine.rust.prompt_logits(ids, images) == other.engine.rust.prompt_logits(ids, images)
+    assert seen[1] is not None and (one.engine.rust.image_counts() or ())[:2] == (1, 0)
+    one.close()
+    other.close()
+
+
+def test_features_stay_while_they_are_held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", 0)  # only what is held stays
+    one, (_, images) = collector(folder), prompt_of([5, random_image(8, 6), 7])
+    assert isinstance(one.engine, CpuEngine)
+    rust = one.engine.rust
+    seen = rust.see_ahead(images[0], True, 60.0)
     assert rust.see_ahead(images[0], True, 0.0)[0], "they are held"
-    assert rust.prompt_logits(ids, images) == other.engine.rust.prompt_logits(ids, images)
     num_runs, num_hits, num_images, num_bytes = rust.image_counts() or ()
     assert (num_runs, num_hits, num_images) == (1, 1, 1) and num_bytes > 0
     del seen
     assert not rust.see_ahead(images[0], True, 0.0)[0], "they are not held"
     assert rust.image_counts() == (1, 1, 0, 0)
     one.close()
-    other.close()
 
 
 @each_family
