@@ -24,7 +24,7 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.heads import NO_HEADS, Heads, read_heads
 from minisgl.engine.page_store import open_store
 from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
-from minisgl.engine.sight import described, find_sight
+from minisgl.engine.sight import described, find_sight, image_fields
 from minisgl.extension import _rust
 from minisgl.models.architectures import find_architecture
 from minisgl.models.config import ModelConfig, computed, load_config, read_config, tensor_names
@@ -122,7 +122,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         details=_details(config, about["isa"], about["threads"]),
         num_checkpoints=sizes.num_checkpoints,
         kind=located.kind,
-        **_sight(located.tower),
+        **image_fields(located.tower),
     )
     store = None
     if config.cache_dir is not None:
@@ -161,13 +161,6 @@ def _find(config: EngineConfig, say: Report) -> _LocatedModel:
     if model.left_out and kind == "decoder":
         say("one token a step: MTP layers, which predict further tokens, are not loaded")
     return _LocatedModel(source.name, folder, source, model, heads, kind, sight.tower, sight.weights, table)
-
-
-def _sight(tower: Tower | None) -> dict[str, Any]:
-    """Return the fields of `EngineInfo` about images."""
-    if tower is None:
-        return {}
-    return {"sees": True, "patch_bytes": tower.patch_bytes, "patches_per_side": tower.patches.merge}
 
 
 def _sizes(config: EngineConfig, located: _LocatedModel, context_len: int, settings: dict[str, Any]) -> _Sizes:

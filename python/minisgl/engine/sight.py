@@ -81,3 +81,10 @@ def find_sight(
     ):
         return Sight(reason="its tensors are missing")
     return Sight(tower, processor, weights=weights)
+
+
+def image_fields(tower: Tower | None) -> dict[str, Any]:
+    """Return the fields of `EngineInfo` about images."""
+    if tower is None:
+        return {}
+    return {"sees": True, "patch_bytes": tower.patch_bytes, "patches_per_side": tower.patches.merge}

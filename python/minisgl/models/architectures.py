@@ -1844,7 +1844,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma3ForConditionalGeneration": Architecture(_gemma3, _GEMMA_NAMES, on_torch=True),  # its text half
     "Qwen2VLForConditionalGeneration": Architecture(_qwen2),  # their text halves
     "Qwen2_5_VLForConditionalGeneration": Architecture(_qwen2),
-    "Qwen3VLForConditionalGeneration": Architecture(_qwen3),
+    "Qwen3VLForConditionalGeneration": Architecture(_qwen3, on_torch=True),
     "Qwen3VLMoeForConditionalGeneration": Architecture(_qwen3_vl_moe, _QWEN3_VL_MOE_NAMES),
     "Phi3ForCausalLM": Architecture(_phi3, _PHI3_NAMES, {"qkv": "attn_qkv", "gate_up": "ffn_up"}),
     "GraniteForCausalLM": Architecture(_granite, gguf_interleaved=True),
