@@ -1,10 +1,12 @@
-"""Gemma 3 with images in the CPU engine: the tokens of an image attend to each other, however a prompt is computed."""
+"""Gemma 3 and SmolVLM with images in the CPU engine: squares of one size. The tokens of an image of Gemma 3 attend to
+each other, however a prompt is computed."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from tests.engine.test_cpu_engine_images import Answer, collector, counts, finis
 from tests.helpers.engines import load
 from tests.helpers.models import LOGITS_WITHIN
 from tests.helpers.sight import MARKED, TEMPLATE, seeing_json
-from tests.helpers.vision import gemma, prompt_of, random_image, saved, their_logits
+from tests.helpers.vision import gemma, idefics3, prompt_of, random_image, saved, their_logits
 
 pytestmark = pytest.mark.any_cpu
 
@@ -44,9 +46,13 @@ PROMPTS: dict[str, Sequence[int | PromptImage]] = {
 LONG = prompt_of([6, A, 4, B, 5])
 
 
+MODELS: dict[str, Callable[[], Any]] = {"gemma3": gemma, "smolvlm": idefics3}
+each_family = pytest.mark.parametrize("model", MODELS, indirect=True)
+
+
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return gemma()
+def model(request: pytest.FixtureRequest) -> Any:
+    return MODELS[getattr(request, "param", "gemma3")]()
 
 
 @pytest.fixture(scope="module")
@@ -69,18 +75,23 @@ def answer(folder: Path) -> Answer:
     return found
 
 
+IDEFICS3 = partial(idefics3, "Idefics3ForConditionalGeneration")
+
+
 @pytest.mark.parametrize(
-    ("tower", "text"),
+    ("family", "tower", "text"),
     [
-        ({}, {}),
-        ({"layer_norm_eps": 0.5, "vision_use_head": True}, {"sliding_window": 3}),
-        ({"hidden_size": 144}, {"sliding_window": 40, "head_dim": 24}),
+        (gemma, {}, {}),
+        (gemma, {"layer_norm_eps": 0.5, "vision_use_head": True}, {"sliding_window": 3}),
+        (gemma, {"hidden_size": 144}, {"sliding_window": 40, "head_dim": 24}),
+        (idefics3, {}, {}),
+        (IDEFICS3, {"layer_norm_eps": 0.5, "hidden_size": 144}, {"tie_word_embeddings": True}),
     ],
 )
 def test_logits_equal_transformers_at_every_position(
-    tower: dict[str, Any], text: dict[str, Any], tmp_path: Path
+    family: Callable[..., Any], tower: dict[str, Any], text: dict[str, Any], tmp_path: Path
 ) -> None:
-    model = gemma(tower=tower, **text)
+    model = family(tower=tower, **text)
     engine, _ = load("cpu", saved(model, tmp_path), num_pages=64, num_threads=2)
     assert isinstance(engine, CpuEngine) and engine.info.sees
     for name, parts in PROMPTS.items():
@@ -109,6 +120,7 @@ def test_the_names_of_published_files_are_known(model: Any, folder: Path, tmp_pa
         load("cpu", tmp_path, num_pages=64)
 
 
+@each_family
 def test_generated_tokens_are_those_of_transformers(model: Any, answer: Answer) -> None:
     ids, images = LONG
     theirs = their_logits(model, np.array([*ids, *answer.tokens], np.int32), images)[len(ids) - 1 : -1].log_softmax(-1)
@@ -117,6 +129,7 @@ def test_generated_tokens_are_those_of_transformers(model: Any, answer: Answer) 
     assert ours == pytest.approx(theirs.max(-1).values.tolist(), abs=LOGITS_WITHIN)
 
 
+@each_family
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("chunk", [1, 3, 7, TOKENS, 25])
 def test_chunks_that_end_within_an_image_change_no_bit(
@@ -153,6 +166,7 @@ def test_prefixes_that_end_within_an_image_are_those_of_the_whole(folder: Path, 
     one.close()
 
 
+@each_family
 @pytest.mark.parametrize("chunk", [5, 64, 1000])
 def test_other_requests_of_a_step_change_no_bit(folder: Path, answer: Answer, plane: str, chunk: int) -> None:
     one = collector(folder, cpu_backend=plane, max_prefill_length=chunk)
