@@ -137,8 +137,8 @@ class PromptEncoder:
             return {**one, "type": "text"}
         key = next((key for key in _PARTS[kind] if key in one), _PARTS[kind][0])
         source, detail, place = one.get(key), one.get("detail"), f"{place}.{key}"
-        if isinstance(source, Mapping):  # OpenAI's {"url": ..., "detail": ...}
-            source, detail = source.get("url"), source.get("detail", detail)
+        if isinstance(found := source, Mapping):  # OpenAI's {"url": ..., "detail": ...}
+            source, detail = found.get("url"), found.get("detail", detail)
         prepared.append(self._prepared(source, place, detail))
         return {"type": "image"}
 

@@ -1,19 +1,20 @@
 """Images of requests: from the parts of a body to the patches that a vision tower reads, and into prompts.
 
 Invariants: everything that an image costs is bounded before it is spent (their number, bytes, pixels); images are
-decoded one at a time, in a thread of their own, and delay no text; every error names the field as the client wrote it.
+decoded one at a time, in a thread of their own, and delay no text; API keys take turns, image by image, and a host
+that is slow delays only requests of the key that named it; every error names the field as the client wrote it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,8 +35,10 @@ from minisgl.step import Int32Array
 from minisgl.tokenizer.pictures import Images
 
 KEPT_BYTES = 64 << 20  # of prepared images that the next turn of a conversation has again
-MAX_PREPARED = 16  # images of all requests that are being prepared; those of one request are never split
-MAX_DOWNLOADS = 4  # at once
+MAX_KEPT = 4096  # prepared images, however small
+MAX_PREPARED = 32  # images in the requests of one API key that are being prepared
+MAX_DOWNLOADS = 4  # requests of one API key that download at once, one image at a time
+DOWNLOADED_BYTES = 32 << 20  # of one request
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,31}):", re.IGNORECASE)
 
 
@@ -97,16 +100,25 @@ def shown_ids(ids: Int32Array, marker_id: int) -> Int32Array:
     return np.where(ids >= FIRST_VIRTUAL_ID, np.int32(marker_id), ids)
 
 
+class _Lane:
+    """Bounds of the images of one API key: of its requests that download, and of what is prepared and not submitted."""
+
+    def __init__(self) -> None:
+        self.downloads = Turns(MAX_DOWNLOADS, what="requests with images to download")
+        self.images = Turns(MAX_PREPARED, what="requests with images")
+        self.threads = ThreadPoolExecutor(MAX_DOWNLOADS, "downloads")  # they start on first use
+
+
 class Sight:
     """Prepares the images of all requests of a server."""
 
     def __init__(self, limits: ImageLimits) -> None:
         self._limits = limits
-        self._turns = Turns(MAX_PREPARED, lambda _: None)
+        self._lanes = defaultdict[int, _Lane](_Lane)  # by API key
+        self._turns = Turns(1, what="images")
         self._thread = ThreadPoolExecutor(1, "images")  # starts on first use
         self._processor: Processor | None = None
         self._fetcher = Fetcher(limits.image_hosts)
-        self._downloads = ThreadPoolExecutor(MAX_DOWNLOADS, "downloads")
         self._kept: OrderedDict[bytes, PreparedImage] = OrderedDict()  # used by the thread only
         self._num_bytes = 0
 
@@ -116,18 +128,19 @@ class Sight:
         if len(given) > limits.max_images:
             reason = f"a request has at most {limits.max_images} images (--max-images)"
             raise _refused(given[limits.max_images], f"{reason}, this one has {len(given)}")
-        run = asyncio.get_running_loop().run_in_executor
-        prepared = []
-        turn = await self._turns.take(len(given), CALLER.get())
-        try:
-            if self._processor is None:
-                self._processor = await run(self._thread, self._read, model_dir)
-            processor = self._processor
-            for one in given:
-                data = await self._fetched(one)
-                prepared.append(await run(self._thread, self._prepare, one, data, processor))
-        finally:
-            self._turns.give(turn)
+        run, key = asyncio.get_running_loop().run_in_executor, CALLER.get()
+        if self._processor is None:
+            self._processor = await run(self._thread, self._read, model_dir)
+        processor, lane, prepared, files = self._processor, self._lanes[key], list[PreparedImage](), dict[int, bytes]()
+        remote = [i for i, one in enumerate(given) if self._is_remote(one)]
+        async with lane.downloads.turn() if remote else contextlib.nullcontext():
+            for i in remote:
+                left = DOWNLOADED_BYTES - sum(map(len, files.values()))
+                files[i] = await run(lane.threads, self._fetched, given[i], left)
+            async with lane.images.turn(len(given)):
+                for i, one in enumerate(given):
+                    async with self._turns.turn(owner=key):
+                        prepared.append(await run(self._thread, self._prepare, one, files.pop(i, None), processor))
         texts = [one.text for one in prepared]
         return Seen(prepared, processor.marker_id, Images(processor.family.marker, texts))
 
@@ -144,8 +157,8 @@ class Sight:
             raise wrong("model", "its folder describes no image processor that is known", "unsupported_value")
         return found
 
-    async def _fetched(self, one: GivenImage) -> bytes | None:
-        """Return the bytes of a URL on another server; `None` if the value itself has the image."""
+    def _is_remote(self, one: GivenImage) -> bool:
+        """Return whether an image is to be downloaded; else the value itself has it. Raises `ApiError` 400."""
         value, detail = one.value, one.detail
         if not isinstance(value, str) or not value:
             _refuse(one, "must be a data URL or base64: there are no stored files")
@@ -155,14 +168,17 @@ class Sight:
             raise _refused(GivenImage(f"{one.place}.detail", detail), str(error)) from error
         scheme = _SCHEME.match(value[:64])
         if scheme is None or scheme[1].lower() == "data":
-            return None
+            return False
         if scheme[1].lower() not in ("http", "https"):
             _refuse(one, f"{scheme[1].lower()}: is not read: send a data URL or base64")
         if not self._limits.image_hosts:
             _refuse(one, "URLs are not fetched: send a data URL, or start the server with --image-hosts")
-        fetch = partial(self._fetcher.fetch, value, self._bounds)
+        return True
+
+    def _fetched(self, one: GivenImage, max_bytes: int) -> bytes:
+        """Return the bytes of a URL on another server. Raises `ApiError` 400."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._downloads, fetch)
+            return self._fetcher.fetch(one.value, Bounds(max_bytes=max_bytes))
         except ImageError as error:
             raise _refused(one, str(error)) from error
 
@@ -182,7 +198,7 @@ class Sight:
         except ImageError as error:
             raise _refused(one, str(error)) from error
         self._kept.move_to_end(key)
-        while self._num_bytes > KEPT_BYTES:
+        while self._num_bytes > KEPT_BYTES or len(self._kept) > MAX_KEPT:
             self._num_bytes -= self._kept.popitem(last=False)[1].num_bytes
         return found
 
