@@ -147,16 +147,20 @@ def test_calls_out_of_order_kill_the_object() -> None:
         return driver
 
     tokens = np.array([5], np.int32)
-    for call in (
-        lambda plane: plane.schedule(2, Events()),
-        lambda plane: plane.commit(1, tokens),
-        lambda plane: plane.commit(0, np.zeros(2, np.int32)),
-        lambda plane: plane.commit(0, np.array([5])),
-        lambda plane: plane.commit(0, np.array([-1], np.int32)),
-        lambda plane: (plane.schedule(1, Events()), plane.schedule(2, Events())),
-    ):
+    calls: dict[str, Callable[[ControlPlane], object]] = {
+        r"schedule\(2\) came after schedule\(0\)": lambda plane: plane.schedule(2, Events()),
+        r"commit\(1\)": lambda plane: plane.commit(1, tokens),
+        "2": lambda plane: plane.commit(0, np.zeros(2, np.int32)),
+        "int": lambda plane: plane.commit(0, np.array([5])),
+        "step 0 sampled a negative token": lambda plane: plane.commit(0, np.array([-1], np.int32)),
+        r"schedule\(2\) came before commit\(0\)": lambda plane: (
+            plane.schedule(1, Events()),
+            plane.schedule(2, Events()),
+        ),
+    }
+    for said, call in calls.items():
         plane = fresh().plane
-        with pytest.raises(ControlPlaneError):
+        with pytest.raises(ControlPlaneError, match=said):
             call(plane)
         with pytest.raises(ControlPlaneError, match="dead"):
             plane.commit(0, tokens)
