@@ -545,7 +545,7 @@ LIMITS = (
     hidden(
         "--max-encoding-bytes", help="bytes of large bodies that are parsed and encoded at once; others wait in order"
     ),
-    hidden("--max-images", help="images of a request at most, for a model that sees"),
+    hidden("--max-images", help="images of a conversation at most; notes replace the oldest ones beyond"),
     hidden("--max-image-pixels", help="pixels of an image at most; beyond that 400, before any is decoded"),
     hidden("--max-image-tokens", help="tokens that an image takes at most; larger ones are made smaller"),
     hidden(

@@ -19,7 +19,9 @@ from minisgl.images.fetch import Fetcher
 from minisgl.images.processors import Processor
 from minisgl.message import AddRequest
 from minisgl.prompt_image import FIRST_VIRTUAL_ID, virtual_ids
+from minisgl.server.core.bodies import ChatMessage, ImagePart
 from minisgl.server.core.resume import Said
+from minisgl.server.core.sight import leave_out_oldest
 from minisgl.utils.installed import how_to_get
 from tests.helpers.image_files import BROKEN_PILLOW, hostile
 from tests.helpers.server import CONFIG, Frontend, frontend, prompt_ids, prompt_text
@@ -445,6 +447,84 @@ def test_images_of_others_than_users_and_tools_are_left_out_and_named(http: http
     assert sorted(named) == ["messages.content.image_url", "messages.content.input_audio"]
     request = server.engine.requests("say:named")[0]
     assert not request.images and "[image_url left out" in prompt_text(request)
+
+
+ENOUGH = [png(16, 16, seed) for seed in range(4)]
+AFTER: list[tuple[str, str, list[dict[str, Any]], str]] = [
+    (
+        CHAT,
+        "messages",
+        [{"role": "user", "content": [text("q"), image_url(one), image_url(two)]} for one, two in [ENOUGH[:2]]],
+        "messages.content.image_url",
+    ),
+    (
+        MESSAGES,
+        "messages",
+        [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "shoot", "input": {}}]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "c", "content": [*map(block, ENOUGH[:2])]}],
+            },
+        ],
+        "messages.content.content.image",
+    ),
+    (RESPONSES, "input", [{"role": "user", "content": [*map(input_image, ENOUGH[:2])]}], "input.content.input_image"),
+    (
+        OLLAMA,
+        "messages",
+        [{"role": "user", "content": "q", "images": [*map(in_base64, ENOUGH[:2])]}],
+        "messages.images",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "turns", "name"), AFTER)
+def test_the_oldest_images_of_a_conversation_beyond_the_limit_are_left_out_and_named(
+    http: httpx.Client, server: Frontend, folder: Path, path: str, field: str, turns: list[dict[str, Any]], name: str
+) -> None:
+    *_, asks = BODIES[0 if path == CHAT else 8 if path == OLLAMA else 5 if path == RESPONSES else 6][1][field]
+    turns = [*turns, {"role": "assistant", "content": "so"}, asks, {"role": "assistant", "content": "so"}, asks]
+    before = len(server.engine.requests("say:ok"))
+    answer = http.post(path, json={field: turns, **({"max_tokens": 8} if path == MESSAGES else {"stream": False})})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-minisgl-ignored"] == name
+    request = server.engine.requests("say:ok")[before]
+    check(request, folder, ENOUGH[1], ONE, ONE)
+    assert "left out: this model reads the newest images only]" in prompt_text(request)
+
+
+def test_groups_of_the_oldest_images_are_left_out_so_that_the_prompt_begins_alike() -> None:
+    def kept(count: int, *, last: int = 1) -> list[int]:
+        """Return the images that stay of `count`, one in a message, and of `last` more in a last message."""
+        contents = [[i] for i in range(count)] + ([[*range(count, count + last)]] if last else [])
+        turns = [
+            ChatMessage.model_validate(
+                {"role": "user", "content": [{"type": "image", "image_url": f"{i}"} for i in of]}
+            )
+            for of in contents
+        ]
+        names = leave_out_oldest(turns, 8)
+        found = [int(part.image_url) for one in turns for _, part in one.images() if isinstance(part, ImagePart)]
+        assert names == ("messages.content.image",) * (count + last - len(found))
+        return found
+
+    assert [kept(count)[0] for count in range(4, 14)] == [0, 0, 0, 0, 2, 2, 4, 4, 6, 6]
+    assert kept(1, last=8) == [*range(1, 9)] and kept(2, last=7) == [*range(2, 9)], "those of the last message stay"
+    assert kept(2, last=9) == [*range(2, 11)], "and are refused if they are too many"
+
+
+def test_a_tools_images_beyond_the_limit_become_notes_too(http: httpx.Client, server: Frontend, folder: Path) -> None:
+    [(path, body)] = [one for one in IN_RESULTS if one[0] == CHAT]
+    *turns, result = body["messages"]
+    result = {**result, "content": [text("say:many"), *map(image_url, ENOUGH)]}
+    before = len(server.engine.requests("say:many"))
+    answer = http.post(path, json={**body, "messages": [*turns, result]})
+    assert answer.status_code == 200 and answer.headers["x-minisgl-ignored"] == "messages.content.image_url"
+    check(server.engine.requests("say:many")[before], folder, *ENOUGH[1:])
+    counted = http.post("/tokenize", json={"messages": [*turns, result], "tools": TOOLS}).json()["count"]
+    assert counted == answer.json()["usage"]["prompt_tokens"]
 
 
 def test_a_stored_response_keeps_its_images(http: httpx.Client, server: Frontend, folder: Path) -> None:

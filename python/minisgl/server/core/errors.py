@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from minisgl.sampling_params import ParamError
+from minisgl.server.core.fields import Place
 from minisgl.server.core.streams import EVENTS, LINES, SSE_DONE, sse
 
 INVALID = "invalid_request_error"
@@ -167,7 +168,9 @@ Names = Sequence[tuple[str, str]]
 
 
 def renamed_field(names: Names, given: str) -> str:
-    """Return the name by which the client knows the field `given` of the chat API."""
+    """Return the name by which the client knows the field `given` of the chat API, unless that is a `Place`."""
+    if isinstance(given, Place):
+        return given
     for pattern, name in names:
         written, num_found = re.subn(f"^(?:{pattern})(?![^.])", name, given)
         if num_found:

@@ -127,7 +127,7 @@ class Picture(LeftOut):
 
 
 class Place(str):
-    """Path of an image in a request's body, as the client wrote it. JSON has no such type."""
+    """Path of a field in a request's body, such as that of an image, as the client wrote it. JSON has no such type."""
 
 
 _ONE: tuple[Any, ...] = (1, 1.0)

@@ -27,7 +27,7 @@ from minisgl.images.fetch import Fetcher
 from minisgl.prompt_image import FIRST_VIRTUAL_ID, PromptImage
 from minisgl.sampling_params import ParamError
 from minisgl.server.core.api_keys import CALLER
-from minisgl.server.core.bodies import SEEN, ChatMessage
+from minisgl.server.core.bodies import SEEN, ChatMessage, TextPart
 from minisgl.server.core.errors import ApiError, WrittenError, wrong
 from minisgl.server.core.fields import Picture, Place
 from minisgl.server.core.waiting import Turns
@@ -68,6 +68,30 @@ def _given(part: Picture, place: str) -> GivenImage:
         value, detail = value["url"], value.get("detail", detail)
     written = given.get("place")
     return GivenImage(str(written) if isinstance(written, Place) else place, value, detail)
+
+
+def leave_out_oldest(messages: Sequence[ChatMessage], most: int) -> tuple[str, ...]:
+    """Replace the oldest images of a conversation beyond `most` by notes, and return their names for clients. Those of
+    a last message of the user stay. They go in groups, so that the beginning of the prompt, and with it the cached
+    pages, stays as it is for some turns."""
+    shown = [(i, j, part) for i, one in enumerate(messages) if one.role in SEEN for j, part in one.images()]
+    if len(shown) <= most:
+        return ()
+    last = next((one for one in reversed(messages) if one.role in SEEN), None)
+    asked = len(last.images()) if last is not None and last.role == "user" else 0
+    group = max(1, most // 4)
+    oldest = shown[: min(-(-(len(shown) - most) // group) * group, len(shown) - asked)]
+    for i, j, part in oldest:
+        if isinstance(content := messages[i].content, list):
+            content[j] = TextPart(type="text", text=part.note("the newest images"))
+    return tuple(name_of(part) for _, _, part in oldest)
+
+
+def name_of(part: Picture) -> str:
+    """Return the name of an image's part for clients: its path by fields and its type, as `unserved` has it."""
+    place = _given(part, "messages.content.image_url").place
+    names = [name for name in place.split(".") if not name.isdigit()]
+    return Place(".".join(names if place[-1].isdigit() else [*names[:-1], part.type]))
 
 
 @dataclass(slots=True, eq=False)

@@ -22,7 +22,7 @@ from minisgl.server.core.fields import LeftOut, Picture, type_of
 from minisgl.server.core.formatter import Formatter, chat_entries, json_bytes
 from minisgl.server.core.lengths import TO_THE_END, asked_limit
 from minisgl.server.core.sections import Change, JoinedText, Sections
-from minisgl.server.core.sight import images_of
+from minisgl.server.core.sight import images_of, leave_out_oldest, name_of
 from minisgl.server.core.tools import ToolUse, allowed_tools, needs_grammar, tool_use
 from minisgl.tokenizer import Tokenizer
 
@@ -213,6 +213,8 @@ async def _chat_turn(context: ServerContext, chat: ChatRequest, least_tokens: in
     use = tool_use([*chat.functions().values()], chat.tool_choice, chat.parallel_tool_calls)
     _check_thinking(context, chat)
     ignored = _ignored(context, chat)
+    if context.info.sees and chat.messages:
+        ignored += leave_out_oldest(chat.messages, context.config.images.max_images)
     seen = [await context.prompts.see(images_of(chat.messages or ()))] if context.info.sees else [None]
     prompts, sampling = await context.prompts.encode(
         prompt, sampling, chat.truncate_prompt_tokens, side=chat.truncation_side, only_counts=only_counts, seen=seen
@@ -290,7 +292,7 @@ def _ignored(context: ServerContext, chat: ChatRequest) -> tuple[str, ...]:
         ignored = ("thinking_budget", *ignored)
     if context.info.sees:
         left_out = (one for message in chat.messages or () if message.role not in SEEN for one in message.images())
-        ignored += tuple(f"messages.content.{part.type}" for _, part in left_out)
+        ignored += tuple(name_of(part) for _, part in left_out)
     if chat.reasoning_effort in (None, "none"):
         return ignored  # the common case, in which the template is not inspected
     is_known = not context.parsing.variables.isdisjoint(("enable_thinking", "reasoning_effort"))
