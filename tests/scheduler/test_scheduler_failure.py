@@ -13,7 +13,7 @@ from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.digest import plan_digest
 from minisgl.scheduler.reference import ReferenceControlPlane
 from minisgl.step import Abort, Arrival, EventError, Events, FinishReason, ForwardFailed, StepBuffers
-from tests.helpers.scheduler import Driver, arrival, lengths
+from tests.helpers.scheduler import Driver, arrival, crowded, lengths
 
 pytestmark = pytest.mark.usefixtures("each_control_plane")
 
@@ -67,11 +67,7 @@ def test_after_a_failed_forward_pages_slots_and_cache_are_as_at_start() -> None:
 
 
 def test_a_request_retracted_since_the_failed_step_ends_too() -> None:
-    driver = Driver(num_pages=6, context_len=64)
-    driver.plane.reserve_ratio = 0
-    driver.step(*[arrival(i, [10 + i] * 4, max_tokens=12) for i in range(3)])
-    for _ in range(3):
-        driver.step()
+    driver = crowded(3, 3)
     driver.schedule()
     driver.schedule()
     assert driver.plan.num_retracted == 1
