@@ -44,11 +44,13 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,31}):", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class GivenImage:
-    """Image as a body has it: the `value` at `place`, which should be a URL or base64, and its `detail`."""
+    """Image as a body has it: the `value` at `place`, which should be a URL or base64, and its `detail`, within the
+    value or `beside` it."""
 
     place: str
     value: Any
     detail: Any = None
+    beside: bool = False
 
 
 def images_of(messages: Iterable[ChatMessage]) -> list[GivenImage]:
@@ -63,11 +65,12 @@ def images_of(messages: Iterable[ChatMessage]) -> list[GivenImage]:
 
 def _given(part: Picture, place: str) -> GivenImage:
     given = part.model_extra or {}
-    value, detail = getattr(part, "image_url", None), getattr(part, "detail", None)
+    value, detail, beside = getattr(part, "image_url", None), getattr(part, "detail", None), True
     if isinstance(value, dict) and "url" in value:
-        value, detail = value["url"], value.get("detail", detail)
+        detail, beside = value.get("detail", detail), "detail" not in value
+        value = value["url"]
     written = given.get("place")
-    return GivenImage(str(written) if isinstance(written, Place) else place, value, detail)
+    return GivenImage(str(written) if isinstance(written, Place) else place, value, detail, beside)
 
 
 def leave_out_oldest(messages: Sequence[ChatMessage], most: int) -> tuple[str, ...]:
@@ -185,11 +188,13 @@ class Sight:
         """Return whether an image is to be downloaded; else the value itself has it. Raises `ApiError` 400."""
         value, detail = one.value, one.detail
         if not isinstance(value, str) or not value:
-            _refuse(one, "must be a data URL or base64: there are no stored files")
+            files = ": there are no stored files" if isinstance(value, dict) else ""
+            _refuse(one, f"must be a data URL or base64{files}")
         try:
             images.most_tokens(detail)
         except ImageError as error:
-            raise _refused(GivenImage(f"{one.place}.detail", detail), str(error)) from error
+            place = one.place.rpartition(".")[0] if one.beside else one.place
+            raise _refused(GivenImage(f"{place}.detail", detail), str(error)) from error
         scheme = _SCHEME.match(value[:64])
         if scheme is None or scheme[1].lower() == "data":
             return False
