@@ -230,23 +230,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shell": {"cli"},
 }
 NO_TORCH = (
-    "grammar",
-    "parsers",
-    "scheduler",
-    "routing",
-    "frontend",
-    "server",
-    "tokenizer",
-    "message",
-    "metrics",
-    "config",
-    "utils",
-    "step",
-    "sampling_params",
-    "prompt_image",
-    "images",
-    "envs",
-)
+    "grammar parsers scheduler routing frontend server tokenizer message metrics config utils step "
+    "sampling_params prompt_image images envs"
+).split()
 NO_TORCH_PROCESS = (  # and whatever leads to it
     "cli",
     "chat.terminal",
