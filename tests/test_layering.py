@@ -230,9 +230,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shell": {"cli"},
 }
 NO_TORCH = (
-    "grammar parsers scheduler routing frontend server tokenizer message metrics config utils step "
-    "sampling_params prompt_image images envs"
-).split()
+    "grammar",
+    "parsers",
+    "scheduler",
+    "routing",
+    "frontend",
+    "server",
+    "tokenizer",
+    "message",
+    "metrics",
+    "config",
+    "utils",
+    "step",
+    "sampling_params",
+    "prompt_image",
+    "images",
+    "envs",
+)
 NO_TORCH_PROCESS = (  # and whatever leads to it
     "cli",
     "chat.terminal",

@@ -27,11 +27,31 @@ GREEDY = SamplingParams(temperature=0, seed=0, max_tokens=1000, logprobs=5)
 
 @pytest.fixture(
     scope="module",
-    params=(
-        "llama-linear-mha qwen3-tied mistral-window qwen3-moe gemma2-caps qwen2-moe cohere glm4-moe gpt-oss "
-        "deepseek3-yarn gpt-bigcode gemma4 gemma4-moe llama4 lfm2 lfm2-bias lfm2-moe qwen3-next qwen3.5 "
-        "granite-hybrid falcon-h1 nemotron-h-moe mamba2"
-    ).split(),
+    params=[
+        "llama-linear-mha",
+        "qwen3-tied",
+        "mistral-window",
+        "qwen3-moe",
+        "gemma2-caps",
+        "qwen2-moe",
+        "cohere",
+        "glm4-moe",
+        "gpt-oss",
+        "deepseek3-yarn",
+        "gpt-bigcode",
+        "gemma4",
+        "gemma4-moe",
+        "llama4",
+        "lfm2",
+        "lfm2-bias",
+        "lfm2-moe",
+        "qwen3-next",
+        "qwen3.5",
+        "granite-hybrid",
+        "falcon-h1",
+        "nemotron-h-moe",
+        "mamba2",
+    ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")

@@ -225,11 +225,30 @@ def test_made_up_experts_are_of_the_kind_of_the_file(packed: bool, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "variant",
-    (
-        "gemma2-caps stablelm cohere arcee qwen2-moe ministral3 glm4-moe gpt-oss deepseek3-yarn falcon-7b "
-        "gemma3n gemma4 llama4 qwen3-next qwen3.5 qwen3.5-moe lfm2 lfm2-bias granite-hybrid falcon-h1-norm "
-        "nemotron-h-moe mamba2"
-    ).split(),
+    [
+        "gemma2-caps",
+        "stablelm",
+        "cohere",
+        "arcee",
+        "qwen2-moe",
+        "ministral3",
+        "glm4-moe",
+        "gpt-oss",
+        "deepseek3-yarn",
+        "falcon-7b",
+        "gemma3n",
+        "gemma4",
+        "llama4",
+        "qwen3-next",
+        "qwen3.5",
+        "qwen3.5-moe",
+        "lfm2",
+        "lfm2-bias",
+        "granite-hybrid",
+        "falcon-h1-norm",
+        "nemotron-h-moe",
+        "mamba2",
+    ],
 )
 def test_instruction_sets_do_not_change_results(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, found = save(tiny_model(variant), tmp_path), []
