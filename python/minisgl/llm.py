@@ -104,7 +104,8 @@ class LLM:
             defaults["cpu_backend"] = backend
             names |= {} if "cpu_backend" in settings else {"cpu_backend": f"{envs.CPU_BACKEND}="}
         settings = spellings.settings(settings if model is None else {"model": model, **settings})
-        limits = {name: settings.pop(name) for name in IMAGE_LIMITS if name in settings}
+        limits = {name: settings[name] for name in IMAGE_LIMITS if name in settings}
+        settings.pop("max_image_pixels", None)
         if unknown := sorted(settings.keys() - set(ENGINE_SETTINGS)):
             raise TypeError(f"LLM: unknown settings {', '.join(unknown)}")
         if "model" not in settings:

@@ -68,14 +68,17 @@ class _LocatedModel(NamedTuple):
     kind: ModelKind
     tower: Tower | None
     eyes: Path | None  # of the tower's weights
+    eyes_bytes: int  # of them; 0 if they are made up
     table: list[float]  # of the tower: the value of each pixel
 
 
 class _Sizes(NamedTuple):
-    """Bytes of a KV page and of a sequence's recurrent state, and how many pages and checkpoints fit into memory."""
+    """Bytes of a KV page, of a sequence's recurrent state, and in which the largest image is computed; and how many
+    pages and checkpoints fit into memory."""
 
     page: int
     state: int
+    image: int
     num_pages: int
     num_checkpoints: int | None
 
@@ -103,12 +106,12 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
             settings["tower_weights"] = settings["weights"]
         if config.weights_cache is not None:
             settings["panels"] = _weights_cache(config.weights_cache)
-    step = f"loading weights of {located.name}, {_weight_bytes(config, located.source) / 2**20:.0f} MiB"
+    step = f"loading weights of {located.name}, {(_weight_bytes(config, located) + located.eyes_bytes) / 2**20:.0f} MiB"
     rust = _call_rust(lambda: _rust.CpuEngine(_json(settings), counter(say, step)))
     _call_rust(lambda: rust.set_heads(*located.heads))
     about = rust.about()
     _report_weights(config, located, about, time.monotonic() - began, say)
-    _report_pools(config, sizes, context_len, settings["max_seq_len"], say)
+    _report_pools(config, located, sizes, context_len, settings["max_seq_len"], say)
     info = EngineInfo(
         name="cpu",
         model_dir=str(texts),
@@ -160,7 +163,9 @@ def _find(config: EngineConfig, say: Report) -> _LocatedModel:
     kind = KINDS[heads.score is not None, model.both_ways]
     if model.left_out and kind == "decoder":
         say("one token a step: MTP layers, which predict further tokens, are not loaded")
-    return _LocatedModel(source.name, folder, source, model, heads, kind, sight.tower, sight.weights, table)
+    return _LocatedModel(
+        source.name, folder, source, model, heads, kind, sight.tower, sight.weights, sight.num_bytes, table
+    )
 
 
 def _sizes(config: EngineConfig, located: _LocatedModel, context_len: int, settings: dict[str, Any]) -> _Sizes:
@@ -173,13 +178,14 @@ def _sizes(config: EngineConfig, located: _LocatedModel, context_len: int, setti
     config.check_states(bool(state))
     if located.model.both_ways and config.cache_dir is not None:
         raise ConfigError(f"--cache-dir {config.cache_dir}: an encoder cannot use stored pages: leave it out")
-    weight_bytes = _weight_bytes(config, located.source)
-    if located.eyes is not None and located.eyes.is_file():  # not counted with the model's own files
-        weight_bytes += located.eyes.stat().st_size
+    weights, tower, image = _weight_bytes(config, located), 0, 0
+    if located.tower is not None:
+        image = _call_rust(partial(_rust.CpuEngine.image_bytes, _json(settings), config.max_image_tokens))
+        tower = located.eyes_bytes + image + IMAGE_CACHE_BYTES
     smaller = in_q8 if in_q8 < page else None
-    num_pages = cpu_num_pages(config, page, context_len, taken=weight_bytes, one_in_q8=smaller, state=state)
-    checkpoints = cpu_num_checkpoints(config, state, num_pages * page, weight_bytes) if state else None
-    return _Sizes(page, state, num_pages, checkpoints)
+    num_pages = cpu_num_pages(config, page, context_len, taken=weights, tower=tower, one_in_q8=smaller, state=state)
+    checkpoints = cpu_num_checkpoints(config, state, num_pages * page, weights + tower) if state else None
+    return _Sizes(page, state, image, num_pages, checkpoints)
 
 
 def _weights_cache(size: int) -> dict[str, Any]:
@@ -205,8 +211,14 @@ def _report_weights(
         say(f"--weights-cache {size}GiB {written}: later starts take about {saved:.0f} s less")
 
 
-def _report_pools(config: EngineConfig, sizes: _Sizes, context_len: int, max_seq_len: int, say: Report) -> None:
+def _report_pools(
+    config: EngineConfig, located: _LocatedModel, sizes: _Sizes, context_len: int, max_seq_len: int, say: Report
+) -> None:
     num_bytes = sizes.num_pages * sizes.page
+    if located.tower is not None:
+        parts = f"{located.eyes_bytes / 2**20:.0f} MiB of weights", f"{IMAGE_CACHE_BYTES / 2**20:.0f} MiB of features"
+        image = f"{sizes.image / 2**20:.0f} MiB for an image of {config.max_image_tokens} tokens"
+        say(f"vision tower: {', '.join((*parts, image))}, at most")
     say(f"KV pool: {sizes.num_pages} pages of {config.page_size} tokens, {num_bytes / 2**20:.0f} MiB at most")
     if sizes.num_checkpoints is not None:
         checkpoints = f"{sizes.num_checkpoints} checkpoints at most"
@@ -334,9 +346,12 @@ def _files_of(source: Path) -> list[Path]:
     return _call_rust(partial(_rust.gguf_parts, source)) if source.is_file() else weight_files(source)
 
 
-def _weight_bytes(config: EngineConfig, source: Path) -> int:
-    """Return the bytes that the weights will take, estimated from the file sizes alone. Raises `ConfigError`."""
+def _weight_bytes(config: EngineConfig, located: _LocatedModel) -> int:
+    """Return the bytes that the weights of the text model will take, estimated from the file sizes alone. Raises
+    `ConfigError`."""
     if config.load_format == "dummy":
         return 0
-    size = sum(file.stat().st_size for file in _files_of(source))
+    size = sum(file.stat().st_size for file in _files_of(located.source))
+    if located.source.is_dir():
+        size -= located.eyes_bytes
     return int(size * SHARE_OF_16_BITS[config.quantization]) if config.quantization is not None else size

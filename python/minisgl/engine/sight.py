@@ -18,12 +18,13 @@ from minisgl.weights.stored import stored_tensors, weight_files
 
 class Sight(NamedTuple):
     """The tower and the processor of a model; None if it reads text only. `reason`: why, if it has a vision part.
-    `weights`: the folder or GGUF file with the tower's tensors."""
+    `weights`: the folder or GGUF file with the tower's tensors, of `num_bytes`."""
 
     tower: Tower | None = None
     processor: Processor | None = None
     reason: str = ""
     weights: Path | None = None
+    num_bytes: int = 0
 
     def line(self) -> str:
         """Return what the start and `minisgl doctor` report; empty for a text model."""
@@ -34,7 +35,8 @@ class Sight(NamedTuple):
         if trouble := pillow_trouble():
             return f"text only: {trouble}"
         file = f", from {self.weights.name}" if self.weights is not None and self.weights.is_file() else ""
-        return f"images: the vision tower has {self.tower.layers.num_layers} layers{file}"
+        size = f", {self.num_bytes / 2**20:.0f} MiB" if self.num_bytes >= 2**20 else ""
+        return f"images: the vision tower has {self.tower.layers.num_layers} layers{size}{file}"
 
 
 def sight_at(source: Path, *, dummy: bool) -> Sight:
@@ -76,11 +78,18 @@ def find_sight(
         return Sight(reason="preprocessor_config.json is missing, or its image_processor_type is not supported")
     if tower is None:
         return Sight(reason="config.json has no vision_config")
-    if not (dummy or weights.is_file()) and not any(
-        is_vision_tensor(one.name) for file in weight_files(folder) for one in stored_tensors(file)
-    ):
+    if dummy:
+        return Sight(tower, processor, weights=weights)
+    num_bytes = weights.stat().st_size if weights.is_file() else _tensor_bytes(folder)
+    if not num_bytes:
         return Sight(reason="its tensors are missing")
-    return Sight(tower, processor, weights=weights)
+    return Sight(tower, processor, weights=weights, num_bytes=num_bytes)
+
+
+def _tensor_bytes(folder: Path) -> int:
+    """Return the bytes of the vision tower's tensors in a folder of safetensors."""
+    tensors = (one for file in weight_files(folder) for one in stored_tensors(file))
+    return sum(one.nbytes for one in tensors if is_vision_tensor(one.name))
 
 
 def image_fields(tower: Tower | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ use minisgl_kernels::{Acts, Kernels, Mode, plain};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::model::buffers::TOKENS;
+use crate::model::buffers::{Buffers, TOKENS};
 use crate::model::config::{ModelConfig, Patches};
 use crate::model::decoder::{Decoder, Memory};
 use crate::model::grid::Grid;
@@ -58,8 +58,27 @@ pub struct TowerSettings {
 impl TowerSettings {
     /// Returns the tokens of each image if they attend to each other, else 0.
     pub fn tokens_together(&self) -> usize {
-        let patches = self.model.patches.as_ref().filter(|_| self.both_ways);
+        if self.both_ways { self.tokens_of_square() } else { 0 }
+    }
+
+    fn tokens_of_square(&self) -> usize {
+        let patches = self.model.patches.as_ref();
         patches.map_or(0, |patches| (patches.side / patches.merge.max(1)).pow(2))
+    }
+
+    /// Returns the bytes of memory in which an image of `tokens` tokens is computed, with its features. If images have
+    /// one size, it counts.
+    pub fn image_bytes(&self, tokens: usize, mode: Mode) -> usize {
+        let (config, patches) = (&self.model, self.model.patches.as_ref());
+        let is_square = config.inverse_frequencies.is_empty();
+        let tokens = if is_square { self.tokens_of_square() } else { tokens };
+        let (merge, taps) = patches.map_or((1, 0), |patches| (patches.merge, patches.taps.len()));
+        let count = tokens * merge.pow(2);
+        let kv = kv_shape(config, count);
+        let index = size_of::<u32>() + size_of::<[u32; 3]>();
+        count * (Buffers::bytes_of_token(config, mode) + index)
+            + KvPool::page_bytes(&kv) * kv.pages
+            + tokens * (taps + 1) * self.out_size * size_of::<f32>()
     }
 }
 
@@ -190,18 +209,18 @@ impl Tower {
     /// Loads the tower on the threads of `pool`. Errors if its settings are invalid or a tensor is missing or unknown.
     pub fn load(
         settings: &TowerSettings,
-        tensors: &Tensors,
+        (tensors, packer): (&Tensors, &Packer),
         (kernels, mode): (Kernels, Mode),
         pool: &mut Pool,
     ) -> Result<Self> {
-        let (packer, config) = (Packer::new(None, None), &settings.model);
+        let config = &settings.model;
         let patches = config.patches.clone();
         let patches = patches.ok_or_else(|| Error::setting("the tower has no patches"))?;
         let (channels, _) = settings.table.as_chunks::<256>();
         let table = channels.try_into();
         let table = table.map_err(|_| Error::setting("the tower's table must have 3 x 256 values"))?;
-        let weights = Weights::load((tensors, &packer), config, pool, &|_, _| ())?;
-        let (packing, block) = (packer.part(config.num_layers + 2), patches.merge.pow(2));
+        let weights = Weights::load((tensors, packer), config, pool, &|_, _| ())?;
+        let (packing, block) = (packer.part(Weights::num_parts(config)), patches.merge.pow(2));
         let deep = [Part::DeepMergerNorm, Part::DeepMergerUp, Part::DeepMergerDown];
         let last = [Part::MergerNorm, Part::MergerUp, Part::MergerDown];
         let of_taps = (0..patches.taps.len()).map(|at| ((deep, at), true));
@@ -273,17 +292,8 @@ impl Tower {
 
     /// Begins to compute an image, whose `grid` has passed `tokens_of`.
     pub fn begin(&self, pool: &Pool, grid: [usize; 2]) -> Result<TowerRun> {
-        let (config, count) = (&self.decoder.config, grid[0] * grid[1]);
-        let kv = KvPool::new(KvShape {
-            layers: vec![KvHeads {
-                count: config.heads[0].kv_heads,
-                dim: config.heads[0].head_dim,
-            }],
-            pages: count.div_ceil(PAGE),
-            page_size: PAGE,
-            latent: None,
-            dtype: KvDtype::F32,
-        })?;
+        let count = grid[0] * grid[1];
+        let kv = KvPool::new(kv_shape(&self.decoder.config, count))?;
         let axes = |at| {
             let [row, column] = self.patches.place(at, grid[1]);
             [0, row as u32, column as u32]
@@ -463,6 +473,20 @@ impl TowerRun {
             return Err(Error::step("the vision tower's output for an image is not finite"));
         }
         Ok(self.features)
+    }
+}
+
+/// Returns the KV pages of `count` patches. The layers share them, as each stores its keys before it reads any.
+fn kv_shape(config: &ModelConfig, count: usize) -> KvShape {
+    KvShape {
+        layers: vec![KvHeads {
+            count: config.heads[0].kv_heads,
+            dim: config.heads[0].head_dim,
+        }],
+        pages: count.div_ceil(PAGE),
+        page_size: PAGE,
+        latent: None,
+        dtype: KvDtype::F32,
     }
 }
 

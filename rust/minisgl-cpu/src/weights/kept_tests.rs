@@ -69,7 +69,7 @@ impl Model {
 
     /// Loads matrices of two parts of the model, with the rows of one reversed if `turned`.
     fn load(&self, cache: &Cache, turned: bool) -> (Vec<Matrix>, Option<Keeping>, bool) {
-        let packer = Packer::new(Some(self), Some(cache));
+        let packer = Packer::new(&[self], Some(cache));
         let order = |row: usize| if turned { SHAPE[0] - 1 - row } else { row };
         let [one, two] = [0, 1].map(|i| self.tensor(NAMES[i]).unwrap());
         let (first, second) = (packer.part(0), packer.part(1));
