@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,18 +14,14 @@ from PIL import Image
 
 from minisgl.llm import LLM, RequestOutput
 from minisgl.sampling_params import ParamError, SamplingParams
+from tests.helpers.image_files import encoded
 from tests.helpers.sight import MARKED, PAD_ID
 from tests.helpers.vision_chat import talking
 
 SIX = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 PICTURE = Image.linear_gradient("L").resize((48, 32)).convert("RGB")
 OTHER = PICTURE.transpose(Image.Transpose.ROTATE_180)
-
-
-def png(picture: Image.Image) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return file.getvalue()
+ASKED = [{"role": "user", "content": [{"type": "image", "image": PICTURE}]}]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +46,7 @@ def text(words: str) -> dict[str, str]:
 
 
 def test_an_image_is_the_same_however_it_is_given(llm: LLM, tmp_path: Path) -> None:
-    (file := tmp_path / "a.png").write_bytes(png(PICTURE))
+    (file := tmp_path / "a.png").write_bytes(encoded(PICTURE))
     url = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
     ways = [
         {"type": "image", "image": PICTURE},
@@ -73,7 +68,7 @@ def test_an_image_is_the_same_however_it_is_given(llm: LLM, tmp_path: Path) -> N
 
 
 def test_a_text_that_looks_like_a_mark_is_no_image(llm: LLM) -> None:
-    image = {"type": "image", "image": png(Image.new("RGB", (64, 64), (9, 8, 7)))}
+    image = {"type": "image", "image": encoded(Image.new("RGB", (64, 64), (9, 8, 7)))}
     for mark in ("\ue0010\ue001", "\ue0015\ue001"):
         whole, alone = chat(llm, text(mark), image), chat(llm, image)
         assert len(whole.prompt_token_ids) < 2 * len(alone.prompt_token_ids)
@@ -90,7 +85,7 @@ def test_a_prompt_with_markers_is_that_of_the_chat(llm: LLM) -> None:
     expected = chat(llm, {"type": "image", "image": PICTURE}, text("and"), {"type": "image", "image": OTHER})
     words = f"<user>{MARKED}and{MARKED}</user>\n<assistant>"
     prompts: list[Any] = [
-        {"prompt": words, "images": [PICTURE, png(OTHER)]},
+        {"prompt": words, "images": [PICTURE, encoded(OTHER)]},
         {"prompt": words, "multi_modal_data": {"image": [PICTURE, OTHER]}},
         {"prompt_token_ids": llm.tokenizer.encode(words).tolist(), "images": (PICTURE, OTHER)},
         "no image",
@@ -113,7 +108,7 @@ def test_ids_may_be_lists_tuples_ranges_and_arrays(llm: LLM) -> None:
 
 
 def test_low_detail_takes_fewer_tokens(llm: LLM) -> None:
-    url = f"data:;base64,{base64.b64encode(png(PICTURE.resize((200, 200)))).decode()}"
+    url = f"data:;base64,{base64.b64encode(encoded(PICTURE.resize((200, 200)))).decode()}"
     for part in (
         {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
         {"type": "input_image", "image_url": url, "detail": "low"},
@@ -206,24 +201,22 @@ def test_a_bad_image_is_refused_with_its_place(llm: LLM, prompt: Any, reason: st
 
 
 def test_prefixes_and_prompt_logprobs_have_no_images(llm: LLM) -> None:
-    messages = [{"role": "user", "content": [{"type": "image", "image": PICTURE}]}]
     with pytest.raises(ParamError, match="prefix: must have no images"):
-        llm.insert_prefix(messages)
+        llm.insert_prefix(ASKED)
     with pytest.raises(ParamError, match="prompt_logprobs: cannot be used with images"):
-        llm.chat(messages, SamplingParams(prompt_logprobs=1), progress=False)
+        llm.chat(ASKED, SamplingParams(prompt_logprobs=1), progress=False)
 
 
 def test_an_engine_that_does_not_see_says_so() -> None:
-    messages = [{"role": "user", "content": [{"type": "image", "image": PICTURE}]}]
     with (
         LLM("none", engine="echo", num_pages=64, log_level="error") as llm,
         pytest.raises(ParamError, match="does not see images on this engine"),
     ):
-        llm.chat(messages, SIX, progress=False)
+        llm.chat(ASKED, SIX, progress=False)
 
 
 def test_a_missing_pillow_is_said_with_the_way_to_get_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = png(PICTURE)
+    file = encoded(PICTURE)
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ParamError, match=r"images\.0: images need Pillow"):
         llm.generate({"prompt": MARKED, "images": [file]}, SIX, progress=False)
