@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _LONGEST = 200  # the ratio of the sides at which Qwen's processor stops
+_UNLIMITED = 1 << 31  # tokens
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 30)]
 _Three = Annotated[list[float], msgspec.Meta(min_length=3, max_length=3)]
@@ -47,10 +48,12 @@ class Tile:
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
     """An image as a model reads it: one tile, or several and last a tile of the whole. `text` replaces the chat
-    template's marker before the prompt is tokenized, and has a marker for each tile; empty: the marker stays."""
+    template's marker before the prompt is tokenized, and has a marker for each tile; empty: the marker stays.
+    `limited`: the limit of tokens made it smaller."""
 
     tiles: tuple[Tile, ...]
     text: str = ""
+    limited: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -152,16 +155,18 @@ class Processor:
         bounds = bounds or Bounds()
         picture = decode(data, bounds) if isinstance(data, bytes) else upright(data, bounds)
         limit = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
-        for height, width in self.family.sizing(picture.height, picture.width, limit):
+        sizes = self.family.sizing(picture.height, picture.width, limit)
+        limited = sizes != self.family.sizing(picture.height, picture.width, _UNLIMITED)
+        for height, width in sizes:
             picture = picture.resize((width, height), self.resample)
         whole, side = np.asarray(picture), self.family.tile
         if side is None or max(picture.size) <= side:
-            return PreparedImage((self._tile(whole),), self.family.text(0, 0))
+            return PreparedImage((self._tile(whole),), self.family.text(0, 0), limited)
         rows, columns = picture.height // side, picture.width // side
         places = [(row * side, column * side) for row in range(rows) for column in range(columns)]
         cut = [self._tile(whole[top : top + side, left : left + side]) for top, left in places]
         cut.append(self._tile(np.asarray(picture.resize((side, side), self.resample))))
-        return PreparedImage(tuple(cut), self.family.text(rows, columns))
+        return PreparedImage(tuple(cut), self.family.text(rows, columns), limited)
 
     def _tile(self, pixels: npt.NDArray[np.uint8]) -> Tile:
         """Cut pixels [height, width, 3] into patches. Those behind the last whole patch are left out."""
@@ -293,7 +298,7 @@ def _idefics3(settings: _Settings, model: _Model, folder: Path) -> Family:
     def sizing(height: int, width: int, limit: int) -> list[tuple[int, int]]:
         if splits:
             return tile_sizes(height, width, limit, edge=edge, tile=tile, tokens=tokens)
-        return [tile_sizes(height, width, 1 << 31, edge=edge, tile=tile, tokens=tokens)[0], (tile, tile)]
+        return [tile_sizes(height, width, _UNLIMITED, edge=edge, tile=tile, tokens=tokens)[0], (tile, tile)]
 
     return Family(
         numbers=("idefics3", patch, merge),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,6 +134,21 @@ async def test_images_that_are_kept_are_bounded_in_number(watched: Watched, monk
     assert watched.order == [*DATA[:3]] * 2, "the first is no longer kept when it comes again"
     await watched.see(1, INLINE[2], INLINE[1])
     assert len(watched.order) == 6, "the last two are"
+
+
+async def test_the_first_image_that_the_limit_makes_smaller_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, large = str(seeing_folder(tmp_path)), in_base64(png(64, 64))
+    looks = Sight(ImageLimits(max_image_tokens=16))
+    with caplog.at_level(logging.INFO, "minisgl.server"):
+        await looks.see([GivenImage("0", in_base64(png(32, 32)))], folder)
+        await Sight(ImageLimits()).see([GivenImage("0", in_base64(png(400, 400)), "low")], folder)
+        assert not caplog.messages
+        for data in (large, large, in_base64(png(72, 72))):
+            await looks.see([GivenImage("0", data)], folder)
+    [line] = caplog.messages
+    assert line.startswith("images: one was made smaller, to 16 tokens by --max-image-tokens 16")
 
 
 async def test_a_request_that_is_cancelled_gives_back_its_turns(watched: Watched) -> None:

@@ -30,6 +30,7 @@ from minisgl.server.core.api_keys import CALLER
 from minisgl.server.core.bodies import SEEN, ChatMessage, TextPart
 from minisgl.server.core.errors import ApiError, WrittenError, wrong
 from minisgl.server.core.fields import Picture, Place
+from minisgl.server.core.log import say
 from minisgl.server.core.waiting import Turns
 from minisgl.step import Int32Array
 from minisgl.tokenizer.pictures import Images
@@ -148,6 +149,7 @@ class Sight:
         self._fetcher = Fetcher(limits.image_hosts)
         self._kept: OrderedDict[bytes, PreparedImage] = OrderedDict()  # used by the thread only
         self._num_bytes = 0
+        self._has_limited = False  # an image to --max-image-tokens; the first is logged
 
     async def see(self, given: Sequence[GivenImage], model_dir: str | None) -> Seen:
         """Prepare the images of one prompt. Raises `ApiError` 400."""
@@ -224,6 +226,10 @@ class Sight:
             if (found := self._kept.get(key)) is None:
                 found = self._kept[key] = processor.prepare(data, bounds=self._bounds, max_tokens=max_tokens)
                 self._num_bytes += found.num_bytes
+                if found.limited and max_tokens is None and not self._has_limited:
+                    self._has_limited = True
+                    limit = f"{found.num_tokens} tokens by --max-image-tokens {self._limits.max_image_tokens}"
+                    say(f"images: one was made smaller, to {limit}; later ones are not logged")
         except ImageError as error:
             raise _refused(one, str(error)) from error
         self._kept.move_to_end(key)
