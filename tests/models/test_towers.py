@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minisgl.config import ConfigError
-from minisgl.models.config import load_config, read_config
+from minisgl.models.config import load_config, parse_config, read_config
 from minisgl.models.towers import Tower, find_tower, with_images
 from tests.helpers.vision import gemma, idefics3, saved, seer
 
@@ -123,6 +123,8 @@ def test_the_tower_of_idefics_3_joins_blocks_of_patches(joined: Path) -> None:
     assert tower is not None and not tower.both_ways and tower.out_size == 48
     assert (tower.patches.side, tower.patches.merge, tower.layers.ropes, tower.layers.last_norm) == (8, 2, (), True)
     assert with_images(model, raw, tower) == model, "positions have one axis"
+    text = {name: one for name, one in raw["text_config"].items() if name != "num_attention_heads"}
+    assert parse_config(raw | {"text_config": text | {"hidden_size": 2048}}).num_heads == 32, "the class's own"
     few = {"image_size": 512, "patch_size": 16, "hidden_size": 768, "num_attention_heads": 12}
     published = find_tower(raw | {"vision_config": few, "scale_factor": 4}, model)
     assert published is not None and (published.patches.side, published.patches.merge) == (32, 4)

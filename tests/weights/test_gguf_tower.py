@@ -28,6 +28,7 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.weights.gguf_folder import seeing_folder
 from minisgl.weights.gguf_tower import may_see
 from tests.helpers.gguf import TOKENS, Edit
+from tests.helpers.image_files import picture
 from tests.helpers.models import LOGITS_WITHIN
 from tests.helpers.seeing_gguf import KINDS, MARKER, seer_of_files, write_text, write_tower
 from tests.helpers.vision import MERGE, PATCH, prompt_of, random_image, saved, their_logits
@@ -37,7 +38,7 @@ BEGIN, END = "<start_of_image>", "<end_of_image>"
 NONE_BESIDE = "no mmproj-*.gguf beside the model: name one by --mmproj"
 SEVERAL: dict[str, Sequence[int | PromptImage]] = {
     "qwen3-vl": [3, random_image(2, 6), 1, random_image(8, 4), 5],
-    "gemma3": [3, random_image(8, 8), 1, random_image(8, 8, seed=1), 5],
+    **dict.fromkeys(("gemma3", "smolvlm"), (3, random_image(8, 8), 1, random_image(8, 8, seed=1), 5)),
 }
 each_family = pytest.mark.parametrize("model", SEVERAL, indirect=True)
 
@@ -85,6 +86,7 @@ TOWERS: list[tuple[str, dict[str, Any], Edit | None]] = [
     *(("qwen3-vl", {"deepstack_visual_indexes": taps}, None) for taps in ([0, 2], [1], [])),
     *(("gemma3", {}, edit) for edit in (None, exchange_matrices)),
     ("gemma3", {"layer_norm_eps": 0.5}, None),
+    ("smolvlm", {"layer_norm_eps": 0.5}, None),
 ]
 
 
@@ -113,7 +115,10 @@ def test_the_folder_describes_the_processor(model: Any, text: Path, tmp_path: Pa
     assert found.family.patch == PATCH and found.family.merge == MERGE
     np.testing.assert_array_equal(found.table, expected.table)
     config = json.loads((folder / "config.json").read_bytes())
-    assert config.get("mm_tokens_per_image") == 16 or config["rope_scaling"]["mrope_section"] == [4, 2, 2]
+    if "scale_factor" in config:
+        assert config["scale_factor"] == 2 and found.prepare(picture(50, 20)) == expected.prepare(picture(50, 20))
+    else:
+        assert config.get("mm_tokens_per_image") == 16 or config["rope_scaling"]["mrope_section"] == [4, 2, 2]
 
 
 def _set(key: str, value: Any) -> Edit:
@@ -277,7 +282,16 @@ def test_a_gemma_3_without_the_token_of_images_sees(model: Any, text: Path, tmp_
 
 
 def test_only_a_gemma_3_of_a_size_that_sees_asks_for_a_tower() -> None:
-    assert [may_see("gemma3", {"num_hidden_layers": count}) for count in (18, 26, 34)] == [False, False, True]
+    kind = {"general.architecture": "gemma3"}
+    assert [may_see(kind, {"num_hidden_layers": count}) for count in (18, 26, 34)] == [False, False, True]
+
+
+def test_only_a_llama_with_the_tokens_of_tiles_asks_for_a_tower() -> None:
+    kind = {"general.architecture": "llama"}
+    found = [
+        may_see({**kind, "tokenizer.ggml.tokens": tokens}, {}) for tokens in (["a"], ["<fake_token_around_image>"])
+    ]
+    assert found == [False, True] and not may_see(kind, {})
 
 
 def test_a_folder_has_its_own_tower(model: Any, tmp_path: Path) -> None:

@@ -1975,7 +1975,15 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 262_208,
         "max_position_embeddings": 131_072,
         "tie_word_embeddings": True,
-    }
+    },
+    "llama": {  # which SmolVLM's files omit
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "vocab_size": 32_000,
+        "max_position_embeddings": 2048,
+    },
 }
 _OF_THE_WHOLE = ("architectures", "dtype", "torch_dtype", "quantization_config", "eos_token_id")
 _FLAT = ("layers.", "embed_tokens.", "norm.")  # prefixes in a model that was saved without its head

@@ -72,7 +72,7 @@ _SIGLIP_GGUF = {
     "merger_down": "mm.input_projection",
 }
 _GEMMA = {"merger_norm": "mm_soft_emb_norm", "merger_down": "mm_input_projection_weight."}  # the dot: the whole name
-_IDEFICS3 = {"merger_down": "modality_projection.proj"}
+_IDEFICS3, _IDEFICS3_GGUF = {"merger_down": "modality_projection.proj"}, {"merger_down": "mm.model.fc"}
 IDEFICS3 = {
     "hidden_size": 1152,
     "intermediate_size": 3072,
@@ -211,8 +211,8 @@ def _idefics3(vision: Raw, model: ModelConfig, raw: Raw) -> Tower:
     if merge < 1 or side < 1 or side % merge:
         raise ConfigError(f"config.json: scale_factor: {merge}: must divide {side}, the patches in a row of a tile")
     encoder = replace(encoder, patches=replace(patches, merge=merge))
-    names = _named(_SIGLIP, "vision_model.") | _named(_IDEFICS3, "connector.")
-    return Tower(encoder, names, model.hidden_size)
+    names, in_gguf = _named(_SIGLIP, "vision_model.") | _named(_IDEFICS3, "connector."), _SIGLIP_GGUF | _IDEFICS3_GGUF
+    return Tower(encoder, {part: [*names[part], in_gguf[part]] for part in names}, model.hidden_size)
 
 
 def _siglip(vision: Raw, model: ModelConfig) -> tuple[ModelConfig, Patches]:

@@ -126,7 +126,7 @@ def _write(file: Path, tower: Path | None, folder: Path, own_tokenizer: bool) ->
     except ConfigError as error:
         raise ConfigError(f"{file.name}: {error}") from error
     source = {"gguf": str(file)}
-    if may_see(header["metadata"]["general.architecture"], config):
+    if may_see(header["metadata"], config):
         source["may_see"] = "a tower in a file of its own"
     if tower is not None:
         source["mmproj"] = str(tower.absolute())

@@ -20,12 +20,14 @@ _QWEN_MARKER, _QWEN_LEAST, _QWEN_MOST = "<|image_pad|>", 1 << 16, 1 << 24  # the
 _GEMMA_MARKER, *_GEMMA_AROUND = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
 _GEMMA_BLOCK = 4  # patches a side of a token, which the file lacks
 _LAYERS_OF_BLIND_GEMMA = (18, 26)  # 270M and 1B
+_TILES_MARKER, _TILES_AROUND = "<image>", "<fake_token_around_image>"
 SEEING: Mapping[str, tuple[str, str]] = {
     "qwen3vl": ("Qwen3VLForConditionalGeneration", "qwen3vl_merger"),
     "qwen3vlmoe": ("Qwen3VLMoeForConditionalGeneration", "qwen3vl_merger"),
     "qwen35": ("Qwen3_5ForConditionalGeneration", "qwen3vl_merger"),
     "qwen35moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3vl_merger"),
     "gemma3": ("Gemma3ForConditionalGeneration", "gemma3"),
+    "llama": ("SmolVLMForConditionalGeneration", "idefics3"),
 }
 """Architectures of GGUF files that see with a tower: their name in config.json, and the tower's type."""
 
@@ -39,11 +41,15 @@ class _Described(NamedTuple):
     tokens: tuple[str, ...]
 
 
-def may_see(architecture: str, config: Config) -> bool:
+def may_see(metadata: Mapping[str, Any], config: Config) -> bool:
     """Return True if a text model's GGUF file may have a vision tower in a file of its own."""
-    return architecture in SEEING and (
-        architecture != "gemma3" or config["num_hidden_layers"] not in _LAYERS_OF_BLIND_GEMMA
-    )
+    match metadata["general.architecture"]:
+        case "gemma3":
+            return config["num_hidden_layers"] not in _LAYERS_OF_BLIND_GEMMA
+        case "llama":
+            return _TILES_AROUND in (metadata.get("tokenizer.ggml.tokens") or ())
+        case architecture:
+            return architecture in SEEING
 
 
 def add_marker(metadata: dict[str, Any]) -> None:
@@ -165,22 +171,45 @@ def _gemma3(text: Fields, config: Config, clip: Fields, shapes: Shapes) -> _Desc
     of_projector = {"mm.soft_emb_norm.weight": (hidden,), "mm.input_projection.weight": (hidden, config["hidden_size"])}
     of_input = {"v.patch_embd.weight": (hidden, 3, patch, patch), "v.position_embd.weight": (side**2, hidden)}
     check_shapes(shapes, {**of_input, last: (inner, hidden), **of_projector})
-    vision = {
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_attention_heads": heads,
-        "patch_size": patch,
-        "image_size": pixels,
-        "layer_norm_eps": clip.real(f"{_KEY}attention.layer_norm_epsilon", _EPSILON),
-        "gguf_mlp_exchanged": exchanged,
-    }
+    vision = {**_siglip(_Encoder(layers, hidden, heads, inner, patch), clip), "gguf_mlp_exchanged": exchanged}
     processor = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": pixels, "width": pixels}}
     fields = {"vision_config": vision, "mm_tokens_per_image": (side // block) ** 2}
     return _Described(fields, processor, (_GEMMA_MARKER, *_GEMMA_AROUND))
 
 
+def _idefics3(text: Fields, config: Config, clip: Fields, shapes: Shapes) -> _Described:
+    """Return the tower of SmolVLM."""
+    sizes = layers, hidden, _, inner, patch = _encoder(config, clip)
+    pixels, merge = clip.positive(f"{_KEY}image_size"), clip.positive(f"{_KEY}projector.scale_factor")
+    joined = {"mm.model.fc.weight": (config["hidden_size"], hidden * merge**2)}
+    of_input = {
+        "v.patch_embd.weight": (hidden, 3, patch, patch),
+        "v.position_embd.weight": ((pixels // patch) ** 2, hidden),
+    }
+    check_shapes(shapes, {**of_input, f"v.blk.{layers - 1}.ffn_up.weight": (inner, hidden), **joined})
+    processor = {
+        "image_processor_type": "SmolVLMImageProcessor",
+        "size": {"longest_edge": clip.positive(f"{_KEY}preproc_image_size")},
+        "max_image_size": {"longest_edge": pixels},
+    }
+    fields = {"vision_config": _siglip(sizes, clip), "scale_factor": merge}
+    return _Described(fields, processor, (_TILES_MARKER, _TILES_AROUND))
+
+
+def _siglip(sizes: _Encoder, clip: Fields) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": sizes.layers,
+        "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.inner,
+        "num_attention_heads": sizes.heads,
+        "patch_size": sizes.patch,
+        "image_size": clip.positive(f"{_KEY}image_size"),
+        "layer_norm_eps": clip.real(f"{_KEY}attention.layer_norm_epsilon", _EPSILON),
+    }
+
+
 _READERS: Mapping[str, Callable[[Fields, Config, Fields, Shapes], _Described]] = {
     "qwen3vl_merger": _qwen3,
     "gemma3": _gemma3,
+    "idefics3": _idefics3,
 }
