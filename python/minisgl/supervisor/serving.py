@@ -217,8 +217,7 @@ async def _serve(
     app = build_app(client, tokenizer, config, defaults, front_end.gateway, pool)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     http.app = app.middleware
-    gc.collect()
-    gc.freeze()  # these objects live as long as the server, so skip them in collections
+    gc.freeze()  # these objects live as long as the server, so skip them in collections; a start makes little garbage
     give_back()  # loading the tokenizer took half of this process's memory
     app.context.metrics.start()
     if front_end.gateway is not None and app.preparing is not None:
