@@ -328,6 +328,15 @@ fn file_of(cache: &Cache, fingerprint: u64) -> PathBuf {
     cache.folder.join(format!("{fingerprint:016x}.{ENDING}"))
 }
 
+/// Returns true for names as of `file_of`, and of `Partial` with it: 16 hexadecimal digits and the ending.
+fn is_named_here(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let (digits, rest) = name.split_at_checked(16).unwrap_or_default();
+    let ended = rest.strip_prefix('.').and_then(|rest| rest.strip_prefix(ENDING));
+    digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+        && ended.is_some_and(|end| end.is_empty() || end.ends_with(PARTIAL))
+}
+
 /// Packed matrices that are to be written to the cache.
 pub struct Keeping {
     cache: Cache,
@@ -429,11 +438,13 @@ impl Keeping {
         let (mut files, mut sum) = (Vec::new(), 0);
         for entry in fs::read_dir(folder).map_err(bad)? {
             let entry = entry.map_err(bad)?;
-            let path = entry.path();
+            let (path, metadata) = (entry.path(), entry.metadata().map_err(bad)?);
+            if !metadata.is_file() || !is_named_here(&path) {
+                continue; // a link, or somebody else's file
+            }
             if path.to_string_lossy().ends_with(PARTIAL) {
                 let _gone = fs::remove_file(path);
-            } else if path.extension().is_some_and(|end| end == ENDING) && path != self.file {
-                let metadata = entry.metadata().map_err(bad)?;
+            } else if path != self.file {
                 sum += metadata.len();
                 files.push((metadata.modified().map_err(bad)?, metadata.len(), path));
             }
