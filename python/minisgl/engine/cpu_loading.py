@@ -189,8 +189,7 @@ def _sizes(config: EngineConfig, located: _LocatedModel, context_len: int, setti
 
 
 def _weights_cache(size: int) -> dict[str, Any]:
-    """Return the settings of the weights cache: at most `size` bytes, and at most half of the disk that is free or holds
-    it."""
+    """Return the settings of the weights cache: at most `size` bytes, and half of what it and the free disk have."""
     folder = envs.cache_dir() / "panels"
     held = sum(file.lstat().st_size for file in folder.glob("*.panels"))
     free = shutil.disk_usage(next(path for path in folder.parents if path.is_dir())).free
