@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import shutil
 import subprocess
 import sys
 import threading
@@ -145,7 +146,7 @@ def test_cache_takes_at_most_half_of_the_free_disk(
     (file,) = cache.glob("*.panels")
     size = file.stat().st_size
     free = 2 * size  # with the file's own bytes three: half of that holds one file and not two
-    monkeypatch.setattr(cpu_loading.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     kept(write_gguf(tmp_path / "two.gguf", written_model("qwen3-untied"), "qwen3"))
     (other,) = cache.glob("*.panels")
     assert other != file

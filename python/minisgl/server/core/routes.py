@@ -31,7 +31,7 @@ class Routes(Starlette):
             async def answer(request: Request) -> Response:
                 return await handler(request, **request.path_params)
 
-            self.add_route(path, answer, methods)
+            self.add_route(path, answer, list(methods))
             return handler
 
         return add
