@@ -3,7 +3,9 @@ whether a prompt is computed whole or in chunks, alone or with others, with a ca
 
 from __future__ import annotations
 
+import gc
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +22,12 @@ from safetensors.torch import load_file, save_file
 from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.engine import cpu_loading
-from minisgl.engine.api import ImageCounts
+from minisgl.engine.api import ImageCounts, ImageRun
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.message import AddRequest, ToEngine
 from minisgl.prompt_image import FIRST_VIRTUAL_ID, PromptImage
+from minisgl.runner.intake import Beside
+from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason, Int32Array
 from tests.conftest import CONTROL_PLANES
@@ -267,14 +271,33 @@ def test_other_requests_of_a_step_change_no_bit(
 
 
 @each_family
-def test_retracted_requests_go_on_with_the_same_bits(folder: Path) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_retracted_requests_go_on_with_the_same_bits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """With `ahead` images are computed before a step needs them, also those of a retracted request."""
+    monkeypatch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", 0)  # only what is held stays
     prompts = [prompt_of([3 + i, random_image(6, 4, seed=i), 4], seed=i) for i in range(8)]
     roomy, small = collector(folder), collector(folder, num_pages=24, max_seq_len=90, cpu_backend="python")
     small.plane.reserve_ratio = 0  # type: ignore[attr-defined]  # the estimate expects no output: rows are retracted
+    assert isinstance(small.engine, CpuEngine)
+    ended, see_ahead = list[bool](), small.engine.see_ahead
+
+    def see(*args: Any) -> ImageRun:
+        run = see_ahead(*args)
+        ended.append(run.wait()[0])
+        return run
+
+    monkeypatch.setattr(small.engine, "see_ahead", see)
+    beside = Beside(wake=(lambda: None) if ahead else None)
+    small.loop = StepLoop(small.plane, small.engine, small.deliver, beside=beside)
     requests = [request(i, prompt, max_tokens=30) for i, prompt in enumerate(prompts)]
     wanted, found = finish(roomy, requests), finish(small, requests)
     assert small.plane.stats().num_retracted_total > 0
     assert {i: one.logprobs for i, one in found.items()} == {i: one.logprobs for i, one in wanted.items()}
+    num_runs = counts(small).num_runs
+    assert num_runs > len(prompts), "evicted images are computed again"
+    assert sum(ended) == (num_runs if ahead else len(prompts))
     roomy.close()
     small.close()
 
@@ -367,14 +390,45 @@ def test_converted_and_cached_weights_see(
 ) -> None:
     monkeypatch.setattr(envs, "cache_dir", lambda: tmp_path)
     monkeypatch.setattr(cpu_loading, "MIN_CACHED_BYTES", 0)
-    found = []
-    for _ in range(2):
+    found, is_cached = [], "weights_cache" in settings
+    for is_second in (False, True):
         one = collector(folder, **settings)
         found.append(finish(one, [request(0, LONG)])[0].logprobs)
-        assert counts(one).num_runs == 2
+        assert counts(one).num_runs == 2 and isinstance(one.engine, CpuEngine)
+        about = one.engine.rust.about()
+        assert about["mapped"] == (is_second and is_cached)
+        for thread in threading.enumerate():
+            if thread.name == "weights-cache":
+                thread.join()
+        files = list(tmp_path.glob("panels/*.panels"))
+        assert len(files) == is_cached
+        assert not files or files[0].stat().st_size >= about["weight_bytes"], "the tower's weights are in it"
         one.close()
     assert found[0] == found[1]
-    assert (found[0] == answer.logprobs) == ("weights_cache" in settings)
+    assert (found[0] == answer.logprobs) == is_cached
+
+
+def test_a_failed_step_holds_no_features(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error holds the frames of the step until garbage collection."""
+    monkeypatch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", 0)  # only what is held stays
+    one = collector(folder)
+    one.loop = StepLoop(one.plane, one.engine, one.deliver, beside=Beside(wake=lambda: None))
+    launch = one.engine.launch
+
+    def fail(plan: Any, buffers: Any, assigned: Any) -> Any:
+        buffers.ring[plan.ring_index].input_ids[: plan.num_tokens] = 1 << 20  # beyond the vocabulary
+        return launch(plan, buffers, assigned)
+
+    gc.disable()
+    try:
+        monkeypatch.setattr(one.engine, "launch", fail)
+        assert not finish(one, [request(0, LONG)]) and one.reasons[0] == FinishReason.ERROR
+        monkeypatch.setattr(one.engine, "launch", launch)
+        finish(one, [request(1, prompt_of([5]))])
+        assert counts(one)[:3] == (2, 0, 0)
+    finally:
+        gc.enable()
+    one.close()
 
 
 @pytest.mark.parametrize("family", ["qwen3-vl", "qwen3.5"])

@@ -206,22 +206,30 @@ impl Images {
         if tokens.is_none_or(|[rows, columns]| rows * columns != image.num_tokens) {
             return Ahead::Failed;
         }
-        let tower = &self.tower;
-        let ahead = self.ahead.take().filter(|(digest, _)| *digest == image.digest);
+        // its memory goes before another run takes as much
+        self.ahead = self.ahead.take().filter(|(digest, _)| *digest == image.digest);
+        match self.compute(image, slice, pool) {
+            Ok(Some(features)) => Ahead::Seen(features),
+            Ok(None) => Ahead::Unfinished,
+            Err(_) => Ahead::Failed,
+        }
+    }
+
+    /// Continues to compute an image for about `slice`, from what `see_ahead` has begun. `None` if that was not enough.
+    fn compute(&mut self, image: &PromptImage, slice: Duration, pool: &mut Pool) -> Result<Option<Features>> {
+        let (tower, begun) = (&self.tower, self.ahead.take_if(|(digest, _)| *digest == image.digest));
         let work = || -> Result<std::result::Result<Vec<f32>, TowerRun>> {
-            let mut run = ahead.map_or_else(|| tower.begin(pool, image.grid), |(_, run)| Ok(run))?;
-            if !tower.advance(&mut run, pool, &image.pixels, slice)? {
-                return Ok(Err(run));
-            }
-            run.finish().map(Ok)
+            let mut run = begun.map_or_else(|| tower.begin(pool, image.grid), |(_, run)| Ok(run))?;
+            let has_ended = tower.advance(&mut run, pool, &image.pixels, slice)?;
+            if has_ended { run.finish().map(Ok) } else { Ok(Err(run)) }
         };
-        match catch_unwind(AssertUnwindSafe(work)) {
-            Ok(Ok(Ok(features))) => Ahead::Seen(self.keep(image.digest, features.into())),
-            Ok(Ok(Err(run))) => {
+        let done = catch_unwind(AssertUnwindSafe(work));
+        match done.unwrap_or_else(|_| Err(Error::step("the tower panicked")))? {
+            Ok(features) => Ok(Some(self.keep(image.digest, features.into()))),
+            Err(run) => {
                 self.ahead = Some((image.digest, run));
-                Ahead::Unfinished
+                Ok(None)
             }
-            Ok(Err(_)) | Err(_) => Ahead::Failed,
         }
     }
 
@@ -250,10 +258,8 @@ impl Images {
         if let Some(features) = self.found(image) {
             return Ok(features);
         }
-        let run = || self.tower.run(pool, image.grid, &image.pixels);
-        let features =
-            catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Error::step("the tower panicked")))?;
-        Ok(self.keep(image.digest, features.into()))
+        let features = self.compute(image, Duration::MAX, pool)?;
+        features.ok_or_else(|| Error::step("the tower did not end"))
     }
 
     /// Puts computed features into the cache.

@@ -282,14 +282,6 @@ impl Tower {
         (whole && sized && bytes == pixels).then_some(tokens)
     }
 
-    /// Returns the features of an image, [tokens, width]. `grid` and `pixels` have passed `tokens_of`. Errors if they
-    /// are not finite.
-    pub fn run(&self, pool: &mut Pool, grid: [usize; 2], pixels: &[u8]) -> Result<Vec<f32>> {
-        let mut run = self.begin(pool, grid)?;
-        while !self.advance(&mut run, pool, pixels, Duration::MAX)? {}
-        run.finish()
-    }
-
     /// Begins to compute an image, whose `grid` has passed `tokens_of`.
     pub fn begin(&self, pool: &Pool, grid: [usize; 2]) -> Result<TowerRun> {
         let count = grid[0] * grid[1];
@@ -319,7 +311,8 @@ impl Tower {
         Ok(run)
     }
 
-    /// Continues to compute an image for about `slice`, at least by a work item. Returns whether it has ended.
+    /// Continues to compute an image for about `slice`, at least by a work item. `pixels` have passed `tokens_of` with the
+    /// grid. Returns whether the computation has ended.
     pub fn advance(&self, run: &mut TowerRun, pool: &mut Pool, pixels: &[u8], slice: Duration) -> Result<bool> {
         let operations = self.decoder.weights.operations().count();
         run.deadline.begin(slice);
@@ -467,7 +460,7 @@ impl Tower {
 }
 
 impl TowerRun {
-    /// Returns the features of the image, which has been computed to its end, as `Tower::run` does.
+    /// Returns the features of the computed image, [tokens, width]. Errors if they are not finite.
     pub fn finish(self) -> Result<Vec<f32>> {
         if !self.is_finite || self.features.iter().any(|feature| !feature.is_finite()) {
             return Err(Error::step("the vision tower's output for an image is not finite"));
