@@ -26,8 +26,6 @@ from minisgl.engine.api import ImageCounts, ImageRun
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.message import AddRequest, ToEngine
 from minisgl.prompt_image import FIRST_VIRTUAL_ID, PromptImage
-from minisgl.runner.intake import Beside
-from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason, Int32Array
 from tests.conftest import CONTROL_PLANES
@@ -111,9 +109,9 @@ def plane(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def collector(folder: Path, **settings: Any) -> Collector:
+def collector(folder: Path, *, wakes: bool = False, **settings: Any) -> Collector:
     engine, config = load("cpu", folder, **{"num_pages": 200, "page_size": 4, "num_threads": 1, **settings})
-    return Collector(engine, config)
+    return Collector(engine, config, wakes=wakes)
 
 
 def request(req_id: int, prompt: tuple[Int32Array, tuple[PromptImage, ...]], **changes: Any) -> AddRequest:
@@ -278,7 +276,8 @@ def test_retracted_requests_go_on_with_the_same_bits(
     """With `ahead` images are computed before a step needs them, also those of a retracted request."""
     monkeypatch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", 0)  # only what is held stays
     prompts = [prompt_of([3 + i, random_image(6, 4, seed=i), 4], seed=i) for i in range(8)]
-    roomy, small = collector(folder), collector(folder, num_pages=24, max_seq_len=90, cpu_backend="python")
+    roomy = collector(folder)
+    small = collector(folder, wakes=ahead, num_pages=24, max_seq_len=90, cpu_backend="python")
     small.plane.reserve_ratio = 0  # type: ignore[attr-defined]  # the estimate expects no output: rows are retracted
     assert isinstance(small.engine, CpuEngine)
     ended, see_ahead = list[bool](), small.engine.see_ahead
@@ -289,8 +288,6 @@ def test_retracted_requests_go_on_with_the_same_bits(
         return run
 
     monkeypatch.setattr(small.engine, "see_ahead", see)
-    beside = Beside(wake=(lambda: None) if ahead else None)
-    small.loop = StepLoop(small.plane, small.engine, small.deliver, beside=beside)
     requests = [request(i, prompt, max_tokens=30) for i, prompt in enumerate(prompts)]
     wanted, found = finish(roomy, requests), finish(small, requests)
     assert small.plane.stats().num_retracted_total > 0
@@ -411,8 +408,7 @@ def test_converted_and_cached_weights_see(
 def test_a_failed_step_holds_no_features(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its error holds the frames of the step until garbage collection."""
     monkeypatch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", 0)  # only what is held stays
-    one = collector(folder)
-    one.loop = StepLoop(one.plane, one.engine, one.deliver, beside=Beside(wake=lambda: None))
+    one = collector(folder, wakes=True)
     launch = one.engine.launch
 
     def fail(plan: Any, buffers: Any, assigned: Any) -> Any:
