@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from minisgl.attention.torch_sdpa import TorchSdpa
 from minisgl.config import ConfigError
 from minisgl.engine import torch_sight
+from minisgl.engine.graphs import RunAgain
 from minisgl.engine.torch_engine import TorchEngine
-from minisgl.engine.torch_sight import TorchTower
+from minisgl.engine.torch_sight import TorchSight, TorchTower
 from minisgl.prompt_image import PromptImage
 from tests.engine.test_cpu_engine_images import LONG, PROMPTS, Answer, finish, request
 from tests.helpers.engines import Collector, load
 from tests.helpers.models import LOGITS_WITHIN
 from tests.helpers.vision import prompt_of, random_image, saved, seer, their_logits
 
-DEVICES = ("cpu", "inline")  # inline: graphs and streams, as on a CUDA device
+DEVICES = ("cpu", "inline")  # inline: without a thread of the engine, as on a CUDA device
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +80,22 @@ def test_chunks_may_end_within_an_image(model: Any, folder: Path, device: str, c
     one.close()
 
 
+def test_chunks_of_one_token_run_as_graphs_after_the_images_alone(
+    model: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchSdpa, "graph_obstacle", "")
+    one = collector(folder, device="inline", max_prefill_length=1, cuda_graph_max_bs=2)
+    assert isinstance(one.engine, TorchEngine)
+    graphs = [graph for graph in one.engine.graphs.values() if isinstance(graph, RunAgain)]
+    before = sum(graph.count for graph in graphs)
+    other = prompt_of([9], seed=1)
+    found = finish(one, [request(0, LONG), request(1, other)])
+    check(model, LONG, found[0])
+    check(model, other, found[1])
+    assert sum(graph.count for graph in graphs) > before
+    one.close()
+
+
 def test_a_cached_image_runs_no_tower(model: Any, folder: Path, device: str) -> None:
     one = collector(folder, device=device)
     cold, warm = (finish(one, [request(i, LONG)])[i] for i in range(2))
@@ -102,8 +121,23 @@ def test_evicted_features_are_computed_again(model: Any, folder: Path, monkeypat
     one = collector(folder, max_prefill_length=5, cache="naive")
     for i in range(2):
         check(model, LONG, finish(one, [request(i, LONG)])[i])
-    assert counts(one).num_runs >= 4 and counts(one).num_bytes == 0
+    assert counts(one).num_runs == 4 and counts(one).num_bytes == 0, "slots hold features between the chunks"
     one.close()
+
+
+def test_counters_are_read_while_towers_run() -> None:
+    class Tower:
+        def features(self, image: PromptImage) -> torch.Tensor:
+            return torch.zeros(1)
+
+    sight = TorchSight(cast(TorchTower, Tower()), 1, torch.device("cpu"))
+    images = [PromptImage(i.to_bytes(32, "big"), 0, 1, (2, 2), b"") for i in range(20_000)]
+    with ThreadPoolExecutor(1) as pool:
+        towers = pool.submit(lambda: [sight.features_of(image) for image in images])
+        while not towers.done():
+            assert sight.counts().num_images <= len(images)
+        towers.result()
+    assert sight.counts()[::2] == (len(images), len(images))
 
 
 def test_penalties_do_not_count_images(folder: Path) -> None:

@@ -81,8 +81,7 @@ class TorchEngine:
     ) -> None:
         """Create the engine; `warm_up` makes it ready. `thread` launches and resolves each step; None: the caller
         launches, and the thread that waits resolves. Graphs of `info.graph_sizes` are captured with `capture`;
-        `forward` is the model's, or a compiled one. With a
-        `tower` the model is a `Decoder`, and sees."""
+        `forward` is the model's, or a compiled one. With a `tower` the model is a `Decoder`, and sees."""
         self.model = model
         self._info = info
         self.pool = pool
@@ -306,10 +305,14 @@ class TorchEngine:
                 self._prompt_slots.add(assignment.slot)
 
     def _graph_for(self, plan: StepPlan, entry: RingEntry) -> Graph | None:
-        """Return the graph that runs a step; None to run eagerly, as for prompts that need hidden states."""
-        if plan.num_tokens != plan.num_rows:
+        """Return the graph that runs a step; None to run eagerly, as for prompts that need hidden states, and for those
+        whose images are not computed: a chunk of a prompt may have one token."""
+        rows = plan.num_rows
+        if plan.num_tokens != rows:
             return None
-        if self._prompt_slots and not self._prompt_slots.isdisjoint(entry.req_slots[: plan.num_rows].tolist()):
+        if self._prompt_slots and not self._prompt_slots.isdisjoint(entry.req_slots[:rows].tolist()):
+            return None
+        if self._sight is not None and not self._sight.are_behind(entry.req_slots[:rows], entry.seq_lens[:rows]):
             return None
         return self.graphs.get(plan.padded_rows)
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,9 +87,11 @@ def load_tower(
     return TorchTower(module, sight, dtype, device)
 
 
-class _Place(NamedTuple):
+@dataclass(slots=True)
+class _Place:
     image: PromptImage
     tokens: tuple[int, int]  # rows and columns
+    features: Tensor | None = None  # until a chunk ends behind the image
 
     @property
     def end(self) -> int:
@@ -125,12 +127,14 @@ class TorchSight:
         self.shifts = torch.zeros(slots, dtype=torch.int64, device=device)
 
     def counts(self) -> ImageCounts:
-        held = list(self._held.values())
-        return ImageCounts(self._runs, self._hits, len(held), sum(one.nbytes for one in held))
+        """Return the counters. Any thread may call it."""
+        refs = self._held.valuerefs()  # a copy: iterating over `values()` would fail if a tower ends meanwhile
+        sizes = [one.nbytes for ref in refs if (one := ref()) is not None]
+        return ImageCounts(self._runs, self._hits, len(sizes), sum(sizes))
 
     def is_full(self) -> bool:
         """Whether requests hold more features than the cache may keep."""
-        return sum(one.nbytes for one in list(self._held.values())) > CACHE_BYTES
+        return self.counts().num_bytes > CACHE_BYTES
 
     def change(self, freed: Sequence[int], assignments: Sequence[SlotAssignment]) -> None:
         """Forget the images of freed slots, and take those of new requests."""
@@ -138,7 +142,14 @@ class TorchSight:
             self._places.pop(slot, None)
         for one in assignments:
             if one.images:
-                self._places[one.slot] = [_Place(image, self._tower.tokens_of(image)) for image in one.images]
+                self._places[one.slot] = [
+                    _Place(image, self._tower.tokens_of(image), self._held.get(image.digest)) for image in one.images
+                ]
+
+    def are_behind(self, slots: Int32Array, seq_lens: Int32Array) -> bool:
+        """Return true if the last token of each row follows all images of its slot, so that `shifts` apply to it."""
+        rows = zip(slots.tolist(), seq_lens.tolist(), strict=True)
+        return all(place.end < length for slot, length in rows for place in self._places.get(slot, ()))
 
     def apply(self, slots: Tensor, assignments: Sequence[SlotAssignment]) -> None:
         """Set `shifts` of the slots [n] of new requests, in the forward stream."""
@@ -206,7 +217,11 @@ class TorchSight:
                 inside = slice(low - begin, high - begin)
                 axes[:, inside] = own + np.stack([0 * at, at // place.tokens[1], at % place.tokens[1]])
                 step.tokens.append(np.arange(first + low - begin, first + high - begin))
-                step.features.append(self.features_of(image)[at[0] : at[-1] + 1])
+                if place.features is None:
+                    place.features = self.features_of(image)
+                step.features.append(place.features[at[0] : at[-1] + 1])
+            if place.end <= end:
+                place.features = None
             shift += place.shift
             axes[:, positions >= place.end] -= place.shift
         step.axes.append(axes)
