@@ -257,6 +257,11 @@ def test_tiles_equal_transformers_to_the_bit(tmp_path: Path, numbers: tuple[int,
         assert prepared.text == get_image_prompt_string(*text) and processor.family.marker == "<image>"
 
 
+def test_a_narrow_picture_has_a_tile_however_sides_are_rounded(tmp_path: Path) -> None:
+    processor = read(idefics3(tmp_path, 392, 392, 14, 2))  # 392 * (1 / 392) < 1
+    assert one_tile(processor, picture(1, 3000)).grid == (28, 28)
+
+
 def test_a_limit_of_tokens_makes_fewer_tiles(tmp_path: Path) -> None:
     processor = read(idefics3(tmp_path, 2048, 512, 16, 4))
     for limit, count in ((1 << 20, 17), (1024, 17), (1023, 10), (256, 5), (255, 1), (1, 1)):

@@ -103,7 +103,7 @@ def tile_sizes(height: int, width: int, max_tokens: int, *, edge: int, tile: int
         first = _lying(longest, max(1, short + short % 2), width >= height)
         lying, ratio = first[1] >= first[0], first[1] / first[0]
         long = math.ceil(max(first) / tile) * tile
-        second = _lying(long, math.ceil(int(long / ratio if lying else long * ratio) / tile) * tile, lying)
+        second = _lying(long, math.ceil(max(1, int(long / ratio if lying else long * ratio)) / tile) * tile, lying)
         if second[0] * second[1] // tile**2 * tokens <= max_tokens:
             break
     return [first, second]
