@@ -1,5 +1,4 @@
-"""Whether the CPU engine sees with a model: its vision tower and its image processor, or the reason why it reads text
-only."""
+"""Finds the vision tower and the image processor of a model, or the reason why it reads text only."""
 
 from __future__ import annotations
 
