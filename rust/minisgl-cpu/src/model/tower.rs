@@ -36,7 +36,7 @@ use crate::weights::{Packer, Packing};
 /// Patches in a KV page of the tower.
 const PAGE: usize = 128;
 /// Merged tokens per thread of a slice's least work: some tens of milliseconds for the largest mergers.
-const MERGED: usize = LINE_TOKENS;
+const MERGED: usize = 2 * LINE_TOKENS;
 const ONES: [f32; 32 * PANEL] = [1.0; 32 * PANEL];
 
 /// Settings of a vision tower, as Python sends them.
