@@ -198,7 +198,7 @@ def test_the_readme_names_what_is_there() -> None:
     speculative, adapters, images = rows["speculative decoding, LoRA, images"].split(", ")
     assert (speculative == "n-grams and small models") == ("--speculative" in flags)
     assert (adapters == "yes") == ("--lora" in flags)
-    assert images == "[some families](docs/images.md) on the CPU engine" and FAMILIES
+    assert images == "[some families](docs/images.md)" and FAMILIES
     on_torch = sum(known.on_torch for known in ARCHITECTURES.values())
     told = f"{len(ARCHITECTURES) - len(ENCODERS)} architectures, of which {on_torch} on torch, too"
     assert rows["models"].startswith(told), told
