@@ -13,6 +13,7 @@ import torch
 from minisgl.attention.torch_sdpa import TorchSdpa
 from minisgl.config import ConfigError
 from minisgl.engine import torch_sight
+from minisgl.engine.api import ImageCounts
 from minisgl.engine.graphs import RunAgain
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.torch_sight import TorchSight, TorchTower
@@ -46,7 +47,7 @@ def collector(folder: Path, **settings: Any) -> Collector:
     return Collector(engine, config)
 
 
-def counts(one: Collector) -> torch_sight.ImageCounts:
+def counts(one: Collector) -> ImageCounts:
     assert isinstance(one.engine, TorchEngine)
     return one.engine.image_counts()
 
