@@ -7,6 +7,7 @@ recently used ones beyond `CACHE_BYTES` are dropped; a tower that fails gives Na
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from minisgl.models.api import Seen
 from minisgl.prompt_image import PromptImage
 from minisgl.step import Int32Array
 
+_log = logging.getLogger("minisgl.engine")
 CACHE_BYTES = 256 * 2**20  # of features that no request holds
 Axes = npt.NDArray[np.int64]
 
@@ -166,7 +168,8 @@ class TorchSight:
         try:
             with torch.inference_mode():
                 features = self._tower.features(image)
-        except (RuntimeError, MemoryError):
+        except (RuntimeError, MemoryError, ValueError, TypeError) as error:
+            _log.warning("the vision tower failed: %s", str(error).partition("\n")[0])
             shape = (image.num_tokens, self._tower.width)
             return torch.full(shape, float("nan"), device=self._device)
         self._held[image.digest] = features

@@ -129,7 +129,7 @@ def shown_ids(ids: Int32Array, marker_id: int) -> Int32Array:
 
 
 class _Lane:
-    """Bounds of the images of one API key: of its requests that download, and of what is prepared and not submitted."""
+    """Bounds of the images of one API key: of its requests that download, and of the images that are being prepared."""
 
     def __init__(self) -> None:
         self.downloads = Turns(MAX_DOWNLOADS, what="requests with images to download")

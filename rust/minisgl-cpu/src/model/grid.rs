@@ -73,10 +73,10 @@ impl Grid {
 /// Returns zeros that large allocations take from the system without a write: the pages are touched by the threads that
 /// use them. (A vision tower begins with hundreds of MB.)
 fn zeroed(lines: usize) -> Vec<UnsafeCell<Line>> {
-    let layout = Layout::array::<UnsafeCell<Line>>(lines).ok();
-    let Some(layout) = layout.filter(|layout| layout.size() > 0) else {
+    let layout = Layout::array::<UnsafeCell<Line>>(lines).expect("a grid fits the address space");
+    if layout.size() == 0 {
         return Vec::new();
-    };
+    }
     // SAFETY: the layout is not empty; zeros are valid lines, and the memory is that of a `Vec` of this length.
     #[allow(unsafe_code)]
     unsafe {
