@@ -217,7 +217,11 @@ impl Images {
 
     /// Continues to compute an image for about `slice`, from what `see_ahead` has begun. `None` if that was not enough.
     fn compute(&mut self, image: &PromptImage, slice: Duration, pool: &mut Pool) -> Result<Option<Features>> {
-        let (tower, begun) = (&self.tower, self.ahead.take_if(|(digest, _)| *digest == image.digest));
+        // another image's run is given up: the plan of memory has one
+        let (tower, begun) = (
+            &self.tower,
+            self.ahead.take().filter(|(digest, _)| *digest == image.digest),
+        );
         let work = || -> Result<std::result::Result<Vec<f32>, TowerRun>> {
             let mut run = begun.map_or_else(|| tower.begin(pool, image.grid), |(_, run)| Ok(run))?;
             let has_ended = tower.advance(&mut run, pool, &image.pixels, slice)?;
