@@ -82,6 +82,9 @@ pub use isa::Isa;
 use crate::Kind;
 use crate::panels::{Matrix, PANEL};
 
+/// Blocks that are prepared of one row before the next one's turn.
+const BLOCKS: usize = 16;
+
 /// Kernel functions of one instruction set.
 #[derive(Clone, Copy)]
 pub struct Kernels {
@@ -139,7 +142,23 @@ impl Kernels {
     pub unsafe fn prepare(&self, x: *const f32, acts: ActsPtr, row: usize) {
         debug_assert!(row < acts.rows);
         // SAFETY: upheld by the caller.
-        unsafe { (self.table.prepare)(x, acts, row) }
+        unsafe { (self.table.prepare)(x, acts, row, 0..acts.blocks()) }
+    }
+
+    /// Prepares several rows like [`Self::prepare`], `stride` elements apart. Some blocks of all rows come first, then
+    /// the next ones: the rows' scales share cache lines.
+    ///
+    /// # Safety
+    /// The conditions of [`Self::prepare`] hold for each row.
+    pub unsafe fn prepare_rows(&self, x: *const f32, stride: usize, acts: ActsPtr, rows: Range<usize>) {
+        debug_assert!(rows.end <= acts.rows);
+        for first in (0..acts.blocks()).step_by(BLOCKS) {
+            let blocks = first..(first + BLOCKS).min(acts.blocks());
+            for (i, row) in rows.clone().enumerate() {
+                // SAFETY: upheld by the caller.
+                unsafe { (self.table.prepare)(x.add(i * stride), acts, row, blocks.clone()) }
+            }
+        }
     }
 
     /// Computes 16 outputs for each row and panel: `out[(row - rows.start) * stride + (panel - panels.start) * 16 ..]`
@@ -200,7 +219,7 @@ impl Kernels {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: upheld by the caller; the CPU has AVX-512.
         unsafe {
-            avx512::small::prepare_as::<false, true>(x, acts, row);
+            avx512::small::prepare_as::<false, true>(x, acts, row, 0..acts.blocks());
         }
         let _ = (x, row);
     }

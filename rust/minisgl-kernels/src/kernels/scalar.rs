@@ -2,6 +2,8 @@
 //!
 //! Invariants: `mul_add` is one fused operation with one rounding, nothing else is fused or reordered.
 
+use std::ops::Range;
+
 use super::{ActsPtr, Mode, Product, Table};
 use crate::Kind;
 use crate::panels::{BLOCK, Block, PANEL, plain};
@@ -43,8 +45,8 @@ pub(super) fn tree(mut v: [f32; 16]) -> f32 {
     v[0]
 }
 
-unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
-    for b in 0..acts.blocks() {
+unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize, blocks: Range<usize>) {
+    for b in blocks {
         let mut v = [0.0; BLOCK];
         let len = BLOCK.min(acts.k - b * BLOCK);
         // SAFETY: the caller guarantees `k` elements.

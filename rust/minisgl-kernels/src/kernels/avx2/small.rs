@@ -2,6 +2,8 @@
 //!
 //! Invariants: results equal those of `scalar`, lane by lane, with the same reduction trees.
 
+use std::ops::Range;
+
 use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_rms};
 use super::*;
 
@@ -54,8 +56,8 @@ fn tree(low: __m256, high: __m256) -> f32 {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
-    for b in 0..acts.blocks() {
+pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize, blocks: Range<usize>) {
+    for b in blocks {
         let (left, cell) = (acts.k - b * BLOCK, cell(&acts, b, row));
         // SAFETY: the caller guarantees `k` elements and the row's cells.
         unsafe {

@@ -7,6 +7,8 @@
 pub(super) mod bf16;
 mod exact;
 mod int8;
+mod many;
+mod quantize;
 pub(super) mod small;
 pub(super) mod unpack;
 
@@ -52,7 +54,7 @@ unsafe fn matmul(p: &Product<'_>) {
             p.w.kind(),
             KIND,
             match p.acts.mode.has_int8() {
-                true => int8::matmul::<KIND>(p),
+                true => int8::matmul::<KIND, { many::like_int8(KIND) }>(p),
                 false => exact::matmul::<KIND, { like(KIND) }>(p),
             },
             exact::matmul::<KIND, { like(KIND) }>(p)
