@@ -278,7 +278,17 @@ impl Kernels {
     #[inline]
     pub unsafe fn silu_mul(&self, gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
         // SAFETY: upheld by the caller.
-        unsafe { (self.table.silu_mul)(gate, up, n, out) }
+        unsafe { (self.table.silu_mul)(gate, up, PANEL, n, out) }
+    }
+
+    /// Computes [`Self::silu_mul`] of gates and ups whose panels of 16 take turns, gates first, into adjacent elements.
+    ///
+    /// # Safety
+    /// `both` has `2 * n` elements, `out` has `n`, and they do not overlap.
+    #[inline]
+    pub unsafe fn silu_mul_of_panels(&self, both: *const f32, n: usize, out: *mut f32) {
+        // SAFETY: upheld by the caller.
+        unsafe { (self.table.silu_mul)(both, both.add(PANEL), 2 * PANEL, n, out) }
     }
 
     /// Computes `out = gelu(gate) * up` (tanh approximation) over `n` elements; `out` may be either input.
@@ -288,7 +298,17 @@ impl Kernels {
     #[inline]
     pub unsafe fn gelu_mul(&self, gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
         // SAFETY: upheld by the caller.
-        unsafe { (self.table.gelu_mul)(gate, up, n, out) }
+        unsafe { (self.table.gelu_mul)(gate, up, PANEL, n, out) }
+    }
+
+    /// Computes [`Self::gelu_mul`] of gates and ups whose panels of 16 take turns, gates first, into adjacent elements.
+    ///
+    /// # Safety
+    /// `both` has `2 * n` elements, `out` has `n`, and they do not overlap.
+    #[inline]
+    pub unsafe fn gelu_mul_of_panels(&self, both: *const f32, n: usize, out: *mut f32) {
+        // SAFETY: upheld by the caller.
+        unsafe { (self.table.gelu_mul)(both, both.add(PANEL), 2 * PANEL, n, out) }
     }
 
     /// Adds `y` to `x` over `n` elements.

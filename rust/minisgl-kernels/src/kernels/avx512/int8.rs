@@ -19,7 +19,9 @@ const FAR_AHEAD: usize = 12288;
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     let rows = p.rows.len();
-    if rows > const { few(KIND) } {
+    // Tiles of a single panel in `many` have six sums, too few to hide latency: worth it only if unpacking is slow.
+    let few = const { few(KIND) };
+    if rows > few && (p.panels.len() > 1 || few == TALL) {
         // SAFETY: upheld by the caller.
         return unsafe { many::matmul::<KIND, LIKE>(p) };
     }

@@ -14,7 +14,7 @@ const CHUNK: usize = 8;
 /// Panels that are unpacked at a time.
 const WIDE: usize = 2;
 /// Pairs of panels that are multiplied by a chunk of the activations while it is in the L2 cache.
-const PAIRS: usize = 16;
+const PAIRS: usize = 8;
 /// Rows in a tile.
 const TALL: usize = 6;
 /// Rows that share one unpacking of weights.
@@ -104,8 +104,8 @@ unsafe fn chunk<const KIND: u8, const LIKE: u8>(
             let lines = const { (CHUNK * block_bytes(KIND)).div_ceil(64) }.div_ceil(tiles);
             for tile in 0..tiles {
                 for line in tile * lines..(tile + 1) * lines {
-                    _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * 64).cast());
-                    _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(panel_bytes + line * 64).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line * 64).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(panel_bytes + line * 64).cast());
                 }
                 let height = height + usize::from(tile < taller);
                 match wide {

@@ -11,8 +11,7 @@ use super::*;
 /// Blocks whose maxima are the lanes of one vector.
 const MANY: usize = 16;
 
-/// Combines the four 128-bit lanes' worth of `$four` vectors by `$op`: lane 4i + j of the result has what lane i's four
-/// elements of vector j give.
+/// Reduces each 128-bit lane of four vectors by `$op`: element 4i + j of the result comes from lane i of vector j.
 macro_rules! within_lanes {
     ($four:expr, $op:ident) => {{
         let [a, b, c, d] = $four;

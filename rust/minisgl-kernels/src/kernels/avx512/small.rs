@@ -151,27 +151,27 @@ fn exp(x: __m512) -> __m512 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+pub(super) unsafe fn silu_mul(gate: *const f32, up: *const f32, next: usize, n: usize, out: *mut f32) {
     // SAFETY: upheld by the caller.
-    unsafe { gate_mul::<false>(gate, up, n, out) }
+    unsafe { gate_mul::<false>(gate, up, next, n, out) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, next: usize, n: usize, out: *mut f32) {
     // SAFETY: upheld by the caller.
-    unsafe { gate_mul::<true>(gate, up, n, out) }
+    unsafe { gate_mul::<true>(gate, up, next, n, out) }
 }
 
 /// Computes `out = act(gate) * up` for SiLU or (`IS_GELU`) tanh GELU: g * sigmoid(h), h being g or GELU's polynomial.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, next: usize, n: usize, out: *mut f32) {
     let (one, sign) = (_mm512_set1_ps(1.0), _mm512_set1_ps(-0.0));
     for at in (0..n).step_by(16) {
-        let mask = lanes(n - at);
+        let (mask, from) = (lanes(n - at), at / PANEL * next);
         // SAFETY: the caller guarantees `n` elements.
         unsafe {
-            let g = _mm512_maskz_loadu_ps(mask, gate.add(at));
+            let g = _mm512_maskz_loadu_ps(mask, gate.add(from));
             let t = if IS_GELU {
                 let square = _mm512_mul_ps(_mm512_mul_ps(g, g), _mm512_set1_ps(GELU.1));
                 _mm512_mul_ps(_mm512_fmadd_ps(square, g, g), _mm512_set1_ps(GELU.0))
@@ -180,7 +180,7 @@ unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usi
             };
             let e = exp(_mm512_xor_ps(t, sign));
             let gated = _mm512_div_ps(g, _mm512_add_ps(one, e));
-            let up = _mm512_maskz_loadu_ps(mask, up.add(at));
+            let up = _mm512_maskz_loadu_ps(mask, up.add(from));
             _mm512_mask_storeu_ps(out.add(at), mask, _mm512_mul_ps(gated, up));
         }
     }
