@@ -108,14 +108,6 @@ unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row
     }
 }
 
-/// Broadcasts four int8 activations to every lane.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn four(q: *const i8) -> __m512i {
-    // SAFETY: the caller guarantees 4 bytes.
-    unsafe { _mm512_set1_epi32(q.cast::<i32>().read_unaligned()) }
-}
-
 /// Returns the integer sums of a block of 4-bit codes, low and high nibbles of a byte together.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]

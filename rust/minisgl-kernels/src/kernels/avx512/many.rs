@@ -5,7 +5,6 @@
 
 use std::ops::Range;
 
-use super::int8::four;
 use super::unpack::biased;
 use super::*;
 

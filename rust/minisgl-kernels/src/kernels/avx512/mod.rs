@@ -70,6 +70,14 @@ pub(super) unsafe fn halves(at: *const u8) -> __m512 {
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
 }
 
+/// Broadcasts four int8 activations to every lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn four(q: *const i8) -> __m512i {
+    // SAFETY: the caller guarantees 4 bytes.
+    unsafe { _mm512_set1_epi32(q.cast::<i32>().read_unaligned()) }
+}
+
 /// Loads 16 bytes, one into each lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]

@@ -84,7 +84,8 @@ unsafe fn some<const WHOLE: bool>(x: *const f32, acts: ActsPtr, first: usize, co
             _mm512_storeu_si512(to, within_lanes!(four, _mm512_add_epi32));
         }
         for i in 0..count {
-            let [low, high] = sum16[i / 8][i % 2].map(|sums| sums[i / 2 % 4]);
+            let (halves, pair) = (&sum16[i / 8][i % 2], i / 2 % 4);
+            let (low, high) = (halves[0][pair], halves[1][pair]);
             let (b, sum) = (first + i, low + high);
             let cell = cell(&acts, b, row);
             *acts.d.add(cell) = d[i];
