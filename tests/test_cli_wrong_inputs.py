@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -145,11 +146,7 @@ def test_wrong_arguments_end_with_an_error_before_an_engine_starts(
 
 def test_a_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for error in (OSError(28, "No space left on device", "x"), MemoryError("8 GiB")):
-
-        def fails(*_: object, error: Exception = error) -> int:
-            raise error
-
-        monkeypatch.setattr("minisgl.cli.doctor.main", fails)
+        monkeypatch.setattr("minisgl.cli.doctor.main", Mock(side_effect=error))
         assert cli.main(["doctor"]) == 1
         assert str(error) in capsys.readouterr().err
 

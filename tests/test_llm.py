@@ -64,8 +64,10 @@ def test_a_call_that_is_cut_short_leaves_an_empty_engine(llm: LLM) -> None:
 
     with pytest.raises(CutShort):
         llm.generate(PROMPTS, SamplingParams(max_tokens=30, ignore_eos=True), progress=False, on_text=on_text)
-    assert llm._client.num_live == 0 and llm._loop.idle
-    assert len(llm.generate(PROMPTS, SamplingParams(max_tokens=3), progress=False)) == 3
+    heard: list[RequestOutput] = []
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    found = llm.generate(PROMPTS, params, progress=False, on_text=lambda output, _: heard.append(output))
+    assert len(found) == 3 and {*map(id, heard)} == {*map(id, found)}, "nobody hears of the requests before"
 
 
 def test_automatic_ranks_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:

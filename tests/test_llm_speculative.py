@@ -47,20 +47,15 @@ def test_speculation_changes_no_output(name: str, backend: str) -> None:
         assert stats.num_accepted_total > 20
 
 
-WRONG = ["ngram", "ngram:0", "ngram:-1", "ngram:100", "eagle:4", "4", "", "model:", "model:a:0", "model:a:100"]
+WRONG = dict.fromkeys(
+    ("ngram", "ngram:0", "ngram:-1", "ngram:100", "eagle:4", "4", "", "model:", "model:a:0", "model:a:100"),
+    r"must be ngram:K or model:FILE\[:K\], with K from 1 to 99",
+)
+WRONG |= {"ngram:8": "--max-running-requests must be above 8"}
+WRONG |= {"model:a:3": "speculative=model:a:3: --engine echo has no model"}
 
 
 @pytest.mark.parametrize("value", WRONG)
 def test_invalid_speculative_values_are_refused(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"must be ngram:K or model:FILE\[:K\], with K from 1 to 99"):
-        LLM("none", engine="echo", speculative=value)
-
-
-def test_speculation_needs_more_rows_than_drafts() -> None:
-    with pytest.raises(ConfigError, match="--max-running-requests must be above 8"):
-        LLM("none", engine="echo", speculative="ngram:8", max_running_requests=8)
-
-
-def test_a_draft_model_needs_a_model() -> None:
-    with pytest.raises(ConfigError, match="speculative=model:a:3: --engine echo has no model"):
-        LLM("none", engine="echo", speculative="model:a:3")
+    with pytest.raises(ConfigError, match=WRONG[value]):
+        LLM("none", engine="echo", speculative=value, max_running_requests=8)

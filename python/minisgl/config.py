@@ -138,6 +138,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: str = "auto"  # CUDA only; a name, or PREFILL,DECODE
     cuda_graph_max_bs: int | None = None  # rows of the largest CUDA graph; 0: no graphs
     torch_compile: bool = False  # compile forwards outside of CUDA graphs
+    max_image_tokens: int = 1024  # of the largest image, for the plan of memory; `ImageLimits` has it, too
     max_seq_len: int | None = None
     max_running_requests: int | None = None  # None: see `rows_on`
     max_prefill_length: int | None = None  # tokens per step; None: see `prefill_on`

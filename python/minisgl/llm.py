@@ -9,7 +9,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
-import numpy as np
 
 from minisgl import envs
 from minisgl.config import ENGINE_SETTINGS, ConfigError, EngineConfig, ImageLimits, check_ranges, with_source
@@ -105,7 +104,8 @@ class LLM:
             defaults["cpu_backend"] = backend
             names |= {} if "cpu_backend" in settings else {"cpu_backend": f"{envs.CPU_BACKEND}="}
         settings = spellings.settings(settings if model is None else {"model": model, **settings})
-        limits = {name: settings.pop(name) for name in IMAGE_LIMITS if name in settings}
+        limits = {name: settings[name] for name in IMAGE_LIMITS if name in settings}
+        settings.pop("max_image_pixels", None)
         if unknown := sorted(settings.keys() - set(ENGINE_SETTINGS)):
             raise TypeError(f"LLM: unknown settings {', '.join(unknown)}")
         if "model" not in settings:
@@ -165,9 +165,8 @@ class LLM:
         all prompts or one each; None is `default_params`. `lora` is the name of a loaded adapter for all prompts, or a
         name or None for each. `on_text(output, text)` is called with each new piece of text.
         Raises `ParamError` for a bad prompt or parameter before anything is computed."""
-        batch: list[Prompt] = [prompts] if _is_one(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
         self._check_kind()
-        return self._generate([*map(self._prompts.encode, batch)], params, lora, progress, on_text)
+        return self._generate(self._prompts.encode_all(prompts), params, lora, progress, on_text)
 
     def _generate(
         self,
@@ -201,10 +200,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer conversations, rendered with the model's chat template. Parameters are those of `generate`. Content
         parts of the type `image` (a path, bytes, a data URL or a PIL image, as `image`) and `image_url` are images."""
-        chats = [messages] if messages and isinstance(messages[0], dict) else messages
         self._check_kind()
-        prompts = [self._prompts.encode_chat(chat) for chat in chats]  # type: ignore[arg-type]
-        return self._generate(prompts, params, lora, progress, on_text)
+        return self._generate(self._prompts.encode_chats(messages), params, lora, progress, on_text)
 
     def load_lora(self, name: str, folder: str) -> None:
         """Load a LoRA adapter, a folder as peft saves it, under `name` for calls with `lora=name`. Raises `ParamError`
@@ -243,10 +240,7 @@ class LLM:
 
     def _prefix_ids(self, prefix: Prompt | Sequence[Message]) -> Int32Array:
         self._check_kind()
-        if _is_one(prefix) or not prefix:
-            found = self._prompts.encode(prefix)  # type: ignore[arg-type]
-        else:
-            found = self._prompts.encode_chat(prefix, add_generation_prompt=False)  # type: ignore[arg-type]
+        found = self._prompts.encode_prefix(prefix)
         if found.images:
             raise ParamError("prefix", len(found.images), "must have no images: their pages are cached by use alone")
         self._check_fits(found, self.default_params)
@@ -424,10 +418,3 @@ def _say_all(lines: Iterable[str]) -> None:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _is_one(prompts: Prompt | Sequence[Prompt] | Sequence[Message]) -> bool:
-    """Return whether it is one prompt: a text, a mapping or token ids."""
-    return isinstance(prompts, str | Mapping | Encoded) or (
-        len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
-    )

@@ -107,6 +107,78 @@ def test_llama_cpp_needs_its_programs(tmp_path: Path) -> None:
     assert model.BATCHED_BENCH in found.missing["llama.cpp"] and list(found.samples) == ["echo"]
 
 
+LLAMA_BENCH = """#!/bin/sh
+case "$*" in *" -d "*) echo "error: invalid parameter for argument: -d" >&2; exit 1;; esac
+echo "$*" >> "$0.asked"
+cat <<END
+[
+  {
+    "build_commit": "unknown",
+    "build_number": 0,
+    "cpu_info": "AMD EPYC",
+    "gpu_info": "",
+    "model_filename": "a[1].gguf",
+    "model_type": "qwen2 1B Q4_K - Medium",
+    "n_threads": 2,
+    "flash_attn": true,
+    "tensor_split": "0.00",
+    "n_prompt": 16,
+    "n_gen": 0,
+    "test_time": "2026-11-30T17:40:27Z",
+    "avg_ns": 40000000,
+    "stddev_ns": 0,
+    "avg_ts": $SPEED,
+    "stddev_ts": 0.000000,
+    "test": "pp16",
+    "samples_ns": [ 40000000 ],
+    "samples_ts": [ $SPEED ]
+  }
+]
+END
+exit $CODE
+"""
+"""A program that prints what `llama-bench -o json` of ik_llama.cpp prints, with fewer fields."""
+
+
+@pytest.fixture
+def llama_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPEED", "400.125000")
+    monkeypatch.setenv("CODE", "0")
+    program = tmp_path / "llama-bench"
+    program.write_text(LLAMA_BENCH)
+    program.chmod(0o755)
+    return program
+
+
+def test_llama_bench_alone_is_enough(llama_bench: Path) -> None:
+    points = (Point(num_in=16), Point(num_out=8))
+    found = model.measure(settings(points=points, beside={"llama.cpp ik": llama_bench.parent}))
+    assert found.samples == {"llama.cpp ik": {"pp16": [400.125], "tg8": [400.125]}} and not found.missing
+    threads = settings(points=points).threads
+    asked = [line.partition(" -ub 512 ")[2] for line in Path(f"{llama_bench}.asked").read_text().splitlines()]
+    assert asked == [
+        f"-p {num_in} -n {num_out} -t {threads} -r 1 -o json" for num_in, num_out in ((0, 4), (16, 0), (0, 8))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("point", "change", "says"),
+    [
+        (Point(num_out=8, batch=4), {}, "llama-bench decodes one sequence: use --batch 1"),
+        (Point(num_in=16, depth=32), {}, "exit code 1: error: invalid parameter for argument: -d"),
+        (Point(num_in=16), {"SPEED": ""}, "llama-bench: exit code 0"),
+        (Point(num_in=16), {"CODE": "3"}, "llama-bench: exit code 3"),
+    ],
+)
+def test_what_llama_bench_cannot_do(
+    llama_bench: Path, monkeypatch: pytest.MonkeyPatch, point: Point, change: dict[str, str], says: str
+) -> None:
+    for name, value in change.items():
+        monkeypatch.setenv(name, value)
+    found = model.measure(settings(points=(point,), beside={"llama.cpp": llama_bench.parent}))
+    assert says in found.missing["llama.cpp"] and not found.samples
+
+
 @pytest.mark.slow
 def test_llama_cpp_answers_several_at_once() -> None:
     """SmolLM2's file, as prompts, behind others, alone and in four slots."""

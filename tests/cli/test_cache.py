@@ -14,9 +14,9 @@ from minisgl import LLM, SamplingParams
 from minisgl._rust import PageStore
 from minisgl.cli import main
 from minisgl.config import ConfigError
-from minisgl.engine.api import StoreCounts
 from minisgl.tokenizer.echo import echo_json
 from tests.helpers.models import save, tiny_model
+from tests.helpers.stores import counts
 
 SIZE = 8
 
@@ -131,8 +131,7 @@ def test_a_prefix_is_a_file_a_body_or_ids(
     assert export(model, f"@{tmp_path / name}", tmp_path / "prefix", "--cache-dir", str(tmp_path / "cache")) == 0
     whole = len(text) // SIZE * SIZE
     with opened(model, tmp_path / "new", warm_prefixes=[f"@{tmp_path / 'prefix'}"]) as llm:
-        (store,) = [one for one in (getattr(llm._engine, "store", None),) if one is not None]
-        assert StoreCounts(*store.counts()).num_loaded == whole // SIZE - 1, "and the last of its tokens is computed"
+        assert counts(llm).num_loaded == whole // SIZE - 1, "and the last of its tokens is computed"
         more = f"{text} Who?" if isinstance(text, str) else [*text, 9, 9]
         assert cached(llm, more) == whole
 
@@ -174,8 +173,7 @@ def test_a_prefix_of_a_model_with_states_goes_with_the_last_state_it_can_begin_w
     assert main(["cache", "verify", str(folder)]) == 0
     assert f": whole: {whole // SIZE} pages, 1 state, " in capsys.readouterr().out
     with opened(model, tmp_path / "new", warm_prefixes=[f"@{file}"]) as llm:
-        (store,) = [one for one in (getattr(llm._engine, "store", None),) if one is not None]
-        found = StoreCounts(*store.counts())
+        found = counts(llm)
         assert (found.num_loaded, found.num_loaded_states) == (whole // SIZE - 1, 1)
         assert cached(llm, TEXT + " Who?") == whole - SIZE, "its last page has no state"
     assert export(model, TEXT[:SIZE], tmp_path / "short") == 2

@@ -190,9 +190,8 @@ def test_doctor_with_a_model_says_whether_it_sees(
 
     assert said() == (True, "the vision tower has 3 layers")
     with monkeypatch.context() as patch:
-        patch.setattr("minisgl.engine.sight.missing", lambda *names: ["PIL"])
-        patch.setattr("minisgl.cli.doctor.missing", lambda *names: ["PIL"])
-        assert said() == (None, f"refused: Pillow is not installed: {how_to_get('images')}")
+        patch.setitem(sys.modules, "PIL", None)
+        assert said() == (None, f"text only: images need Pillow, which is not installed: {how_to_get('images')}")
     (folder / "preprocessor_config.json").unlink()
     ok, reason = said()
     assert ok is None and "text only: the vision part is not loaded: preprocessor_config.json is missing" in reason

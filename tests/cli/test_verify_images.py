@@ -111,6 +111,26 @@ def test_another_image_is_named(server: ServerProcess, verify: Verify, capsys: p
     assert verify(found, body) == 2, "the digest covers them"
 
 
+def test_a_conversation_beyond_the_limit_of_images_has_the_notes_of_the_server(
+    server: ServerProcess, verify: Verify, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = [encoded(picture(32, 32, seed)) for seed in range(17)]
+    messages = [*chat(*small[:16])["messages"], {"role": "assistant", "content": "so"}, *chat(small[16])["messages"]]
+    body = {"messages": messages, "max_tokens": 8}
+    found = post(server, "/v1/chat/completions", body)
+    assert len(found["choices"][0]["receipt"]["images"]) == 13
+    assert verify(found, body) == 0, capsys.readouterr()
+    assert verify(found, body, "--max-images", "17") == 1
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--max-image-tokens", "0"), ("--max-images", "-1")])
+def test_a_limit_out_of_its_range_is_refused(
+    verify: Verify, flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify({}, {}, flag, value) == 2
+    assert f"{flag} {value}: must be at least" in capsys.readouterr().err
+
+
 def test_a_tower_in_a_file_belongs_to_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = seer_of_files()
 

@@ -1,6 +1,6 @@
-"""Clients, each in an environment of its own (`make client-test`), show a picture to a tiny model that sees: in a
-message of the user and, where the client passes it on, in the result of a tool. One picture for all: the vision tower
-computes it once, and each client's prompts with it share pages with others."""
+"""Client libraries, each in an environment of its own (`make client-test`), send a picture to a tiny model that sees:
+in a message of the user and, if the library forwards it, in a tool result. All of them send the same picture, so that
+the vision tower computes it once and later prompts take its pages from the cache."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from tests.helpers.seconds import WAIT_S
 from tests.helpers.sight import data_url, in_base64, png
 from tests.helpers.vision_chat import talking
 
-CLIENT_S = 300  # a failure, not a measurement
+CLIENT_S = 300  # a client that takes longer has failed
 TOKENS = 31 * 31
-"""Tokens of the picture. No client's words around it are as many, so that prompts have it once, and not as base64."""
+"""Tokens of the picture. They outnumber the other tokens of each prompt, so a prompt with fewer than twice as many has
+the picture once, and not as base64."""
 BEFORE = "Look at this picture."  # as in programs/images.py
 
 
@@ -33,7 +34,7 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Clients that are agents need calls and forms: an end of the sequence, for grammars, and a format of calls."""
+    """Start the server. Agents need an end-of-sequence token, for grammars, and a format of tool calls."""
     folder, state = talking(tmp_path_factory.mktemp("seer"), eos_token_id=256), tmp_path_factory.mktemp("state")
     with serving(
         *("--model", str(folder), "--served-model-name", "seer", "--tool-call-parser", "hermes"),
@@ -44,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def http(url: str, picture: Path) -> Iterator[httpx.Client]:
-    """Connection to the server, after a first chat with the picture."""
+    """Return a connection to the server after a first chat request with the picture."""
     with httpx.Client(base_url=url, timeout=WAIT_S) as client:
         parts = [
             {"type": "text", "text": BEFORE},
@@ -57,7 +58,7 @@ def http(url: str, picture: Path) -> Iterator[httpx.Client]:
 
 
 def counts(http: httpx.Client) -> tuple[int, int]:
-    """Return how many images the tower has computed and how many prompt tokens were cached, in all prompts so far."""
+    """Return how many images the tower has computed and how many prompt tokens were cached since the server started."""
 
     def read() -> dict[str, int]:
         found = re.findall(r"^minisgl:(\w+)(?:\{.*\})? (\d+)(?:\.0)?$", http.get("/metrics").text, re.M)
@@ -69,7 +70,8 @@ def counts(http: httpx.Client) -> tuple[int, int]:
 
 
 def check(http: httpx.Client, show: Callable[[], list[int]], count: int) -> None:
-    """Check prompts with the picture. `show` sends them and returns the tokens of each; `count`: how many they are."""
+    """Check that `show` sends `count` prompts with the picture, which the cache serves. It returns their lengths in
+    tokens."""
     tower, cached = counts(http)
     tokens = show()
     assert len(tokens) == count and all(TOKENS < one < 2 * TOKENS for one in tokens), tokens
@@ -112,7 +114,7 @@ def test_a_picture_of_a_client_is_seen(
 
 
 def test_a_picture_in_open_webui_s_requests_is_seen(http: httpx.Client, picture: Path) -> None:
-    """Its environment takes 7.3 GB: these are the bodies that its two connections send, streamed."""
+    """The test sends the streamed bodies of Open WebUI's two connections, because its environment takes 7.3 GB."""
     data = picture.read_bytes()
     parts = [{"type": "text", "text": BEFORE}, {"type": "image_url", "image_url": {"url": data_url(data)}}]
     chat = {"messages": [{"role": "user", "content": parts}], "stream_options": {"include_usage": True}}

@@ -18,7 +18,6 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from minisgl._rust import PageStore
-from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.tokenizer.echo import echo_json
 from tests.helpers.adapters import TinyAdapter
 from tests.helpers.e2e import ServerProcess, serving, until
@@ -27,6 +26,7 @@ from tests.helpers.meaning import embedded_model
 from tests.helpers.models import save, tiny_model
 from tests.helpers.processor import without_amx
 from tests.helpers.seconds import WAIT_S
+from tests.helpers.stores import store_of
 
 embedded_model()
 
@@ -276,9 +276,7 @@ def test_after_kills_at_random_moments_every_answer_is_exact(tiny: Path, tmp_pat
         LLM(str(tiny), log_level="error", **small(tiny)) as plain,
         LLM(str(tiny), log_level="error", cache_dir=str(cache), **small(tiny)) as watcher,
     ):
-        assert isinstance(watcher._engine, CpuEngine)
-        store = watcher._engine.store
-        assert store is not None
+        store = store_of(watcher)
         for _ in range(kills):
             tails = [[rng.randrange(3, 250) for _ in range(rng.randrange(1, 60))] for _ in range(24)]
             prompts = [rng.choice(begins) + rng.choice(tails) for _ in range(60)]

@@ -164,3 +164,17 @@ def test_other_requests_are_not_changed_by_images_beside_them(client: openai.Ope
         together = [*pool.map(ask, asked)]
     http.delete("/v1/cache")
     assert [ask(one) for one in asked] == together
+
+
+@pytest.mark.wide
+def test_the_torch_engine_answers_as_the_cpu_engine_does(folder: Path, client: openai.OpenAI) -> None:
+    def likeliest(one: openai.OpenAI) -> dict[str, float]:
+        found = chat(one, fresh(9), "Which colour?", logprobs=True, top_logprobs=5).choices[0].logprobs
+        return {top.token: top.logprob for top in found.content[0].top_logprobs}
+
+    flags = ("--served-model-name", "seer", "--engine", "torch", "--device", "cpu", "--dtype", "float32")
+    with serving("--model", str(folder), *flags) as running:
+        other = openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", timeout=WAIT_S, max_retries=0)
+        assert other.models.list().data[0].model_extra["vision"] is True  # type: ignore[index]
+        ours, theirs = likeliest(other), likeliest(client)
+    assert ours == pytest.approx(theirs, abs=0.01)  # their KV is float16

@@ -96,6 +96,7 @@ def test_documents_come_in_the_order_of_the_models_own_scores(crossed: tuple[Ser
         assert result["document"] == {"text": DOCUMENTS[result["index"]]}
     scores = [result["relevance_score"] for result in answer["results"]]
     assert scores == sorted(scores, reverse=True) and len(scores) == len(DOCUMENTS)
+    assert answer["meta"] == {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
     assert answer["usage"]["prompt_tokens"] == sum(len(tokenizer.encode(QUERY, one).ids) for one in DOCUMENTS)
     given = [{"text": one} for one in DOCUMENTS]
     for path in ("/rerank", "/v2/rerank"):

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minisgl.config import ConfigError
+from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.llm import LLM
 from minisgl.message import AbortRequest, AddRequest
-from minisgl.runner.build import build_control_plane
+from minisgl.runner.build import build_control_plane, build_engines
 from minisgl.runner.drafting import DraftModel, DraftRequest
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Draft, FinishReason
@@ -242,17 +242,17 @@ def test_memory_of_the_draft_model_counts_towards_memory_flag(spoken: Path, monk
     monkeypatch.setattr("minisgl.engine.pool_size.psutil.Process", lambda: process)
     pools, memory = {}, 8 << 20
     for speculative in (None, f"model:{spoken}:4"):
-        with LLM(str(spoken), engine="cpu", memory=memory, speculative=speculative, log_level="error") as llm:
-            assert isinstance(llm._engine, CpuEngine)
-            pools[speculative] = llm._engine.pool_bytes
-            small = llm._guesses
-            [answer] = llm.generate("a b c", SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
-            assert len(answer.token_ids) == 9
+        config = EngineConfig.of({"model": str(spoken), "engine": "cpu", "memory": memory, "speculative": speculative})
+        engine, small = build_engines(config, lambda text, done=0, total=0: None)
+        assert isinstance(engine, CpuEngine)
+        pools[speculative] = engine.pool_bytes
+        engine.close()
     assert isinstance(small, DraftModel) and isinstance(small.engine, CpuEngine)
     of_small, own = small.engine.info, pools[speculative]
     taken = of_small.num_pages * 4 * 384  # bytes of a token: 3 layers, 2 heads of 16 keys and values, 2 bytes each
     assert 0 < taken <= memory // 8
     assert own <= pools[None] - taken + 16 * 384 < pools[None], "to a page"
+    small.close()
 
 
 @NEEDS_CPU

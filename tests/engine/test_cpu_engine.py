@@ -75,7 +75,7 @@ class Driver:
         self.lengths: dict[int, int] = {}
         self._assignments: list[SlotAssignment] = []
         self._begins: list[tuple[int, int]] = []
-        self._has_states = self.engine.info.num_checkpoints is not None
+        self.has_states = self.engine.info.num_checkpoints is not None
 
     def bind(self, slot: int, tokens: list[int], *, share: int | None = None, checkpoint: int = -1) -> None:
         """`share`: the first whole pages are those of that slot. `checkpoint`: what a state begins with."""
@@ -124,7 +124,7 @@ class Driver:
         ]
         num_decode, freed = sum(parts[slot] is None for slot in order), np.zeros(0, np.int32)
         begins, self._begins = self._begins, []
-        states = [begins, [(order.index(slot), *rest) for slot, *rest in saves]] if self._has_states else [[], []]
+        states = [begins, [(order.index(slot), *rest) for slot, *rest in saves]] if self.has_states else [[], []]
         flat = [np.array(one, np.int32).reshape(-1) for one in states]
         tokens, logprobs, *_ = self.engine.rust.step(*array, num_decode, assignments, freed, *flat)
         assert logprobs is not None
@@ -203,7 +203,7 @@ def test_states_are_wiped_with_the_pages(tmp_path: Path) -> None:
 
 def test_steps_with_states_for_a_model_without_are_refused(driver: Driver) -> None:
     driver.bind(0, [5])
-    driver._has_states = True
+    driver.has_states = True
     with pytest.raises(RuntimeError, match="no recurrent layers"):
         driver.step({0: [5]})
 

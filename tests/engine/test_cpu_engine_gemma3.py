@@ -1,10 +1,10 @@
-"""Gemma 3 with images in the CPU engine: the tokens of an image attend to each other, however a prompt is computed."""
+"""The CPU engine computes Gemma 3 with images, whose tokens attend to each other, even if several chunks have the
+tokens of one image. The tests of all models that see are in test_cpu_engine_images.py."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +18,18 @@ from minisgl.config import ConfigError
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.llm import LLM
 from minisgl.message import AbortRequest
-from minisgl.prompt_image import PromptImage
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.reference import admission
 from minisgl.step import FinishReason
 from tests.conftest import CONTROL_PLANES
-from tests.engine.test_cpu_engine_images import Answer, collector, counts, finish, request
+from tests.engine.test_cpu_engine_images import LONG_SQUARES as LONG
+from tests.engine.test_cpu_engine_images import A, Answer, collector, finish, request
 from tests.helpers.engines import load
 from tests.helpers.models import LOGITS_WITHIN
 from tests.helpers.sight import MARKED, TEMPLATE, seeing_json
 from tests.helpers.vision import gemma, prompt_of, random_image, saved, their_logits
 
 pytestmark = pytest.mark.any_cpu
-
-A, B = random_image(8, 8), random_image(8, 8, seed=1)
-TOKENS = A.num_tokens
-PROMPTS: dict[str, Sequence[int | PromptImage]] = {
-    "between": [5, A, 7],
-    "alone": [A],
-    "at the end": [9, A],
-    "several": [1, A, 1, B, 40, random_image(8, 8, seed=2), 9],
-    "one twice": [2, A, 3, A, 4],
-    "text": [20],
-}
-LONG = prompt_of([6, A, 4, B, 5])
 
 
 @pytest.fixture(scope="module")
@@ -69,27 +57,6 @@ def answer(folder: Path) -> Answer:
     return found
 
 
-@pytest.mark.parametrize(
-    ("tower", "text"),
-    [
-        ({}, {}),
-        ({"layer_norm_eps": 0.5, "vision_use_head": True}, {"sliding_window": 3}),
-        ({"hidden_size": 144}, {"sliding_window": 40, "head_dim": 24}),
-    ],
-)
-def test_logits_equal_transformers_at_every_position(
-    tower: dict[str, Any], text: dict[str, Any], tmp_path: Path
-) -> None:
-    model = gemma(tower=tower, **text)
-    engine, _ = load("cpu", saved(model, tmp_path), num_pages=64, num_threads=2)
-    assert isinstance(engine, CpuEngine) and engine.info.sees
-    for name, parts in PROMPTS.items():
-        ids, images = prompt_of(parts)
-        ours = torch.from_numpy(np.frombuffer(engine.rust.prompt_logits(ids, images), np.float32).reshape(len(ids), -1))
-        torch.testing.assert_close(ours, their_logits(model, ids, images), rtol=0, atol=LOGITS_WITHIN, msg=name)
-    engine.close()
-
-
 def test_the_names_of_published_files_are_known(model: Any, folder: Path, tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     renamed = {
@@ -109,29 +76,8 @@ def test_the_names_of_published_files_are_known(model: Any, folder: Path, tmp_pa
         load("cpu", tmp_path, num_pages=64)
 
 
-def test_generated_tokens_are_those_of_transformers(model: Any, answer: Answer) -> None:
-    ids, images = LONG
-    theirs = their_logits(model, np.array([*ids, *answer.tokens], np.int32), images)[len(ids) - 1 : -1].log_softmax(-1)
-    assert theirs.argmax(-1).tolist() == answer.tokens
-    ours = [own for own, _, _ in answer.logprobs]
-    assert ours == pytest.approx(theirs.max(-1).values.tolist(), abs=LOGITS_WITHIN)
-
-
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("chunk", [1, 3, 7, TOKENS, 25])
-def test_chunks_that_end_within_an_image_change_no_bit(
-    folder: Path, answer: Answer, plane: str, chunk: int, page_size: int
-) -> None:
-    """With pages of one token and chunks of one, a chunk ends at every position of each image."""
-    one = collector(folder, max_prefill_length=chunk, page_size=page_size, cpu_backend=plane)
-    found = finish(one, [request(0, LONG)])[0]
-    assert (found.tokens, found.logprobs) == (answer.tokens, answer.logprobs)
-    assert counts(one)[:2] == (2, 0)
-    one.close()
-
-
 def test_prefixes_that_end_within_an_image_are_those_of_the_whole(folder: Path, answer: Answer, plane: str) -> None:
-    """The cached part of an image was computed with all of it, even if its request ended within."""
+    """Cached pages with a part of an image were computed with the whole image, even if the request ended within it."""
     one = collector(folder, max_prefill_length=4, cpu_backend=plane)
     for i in range(4):  # a request that is aborted in the middle leaves its pages
         one.forget()
@@ -153,21 +99,8 @@ def test_prefixes_that_end_within_an_image_are_those_of_the_whole(folder: Path, 
     one.close()
 
 
-@pytest.mark.parametrize("chunk", [5, 64, 1000])
-def test_other_requests_of_a_step_change_no_bit(folder: Path, answer: Answer, plane: str, chunk: int) -> None:
-    one = collector(folder, cpu_backend=plane, max_prefill_length=chunk)
-    prompts = [LONG, *(prompt_of(parts, seed=9) for parts in PROMPTS.values())]
-    together = finish(one, [request(i, prompt) for i, prompt in enumerate(prompts)])
-    assert together[0].logprobs == answer.logprobs
-    for i, prompt in enumerate(prompts):
-        alone = collector(folder)
-        assert finish(alone, [request(0, prompt)])[0].logprobs == together[i].logprobs
-        alone.close()
-    one.close()
-
-
 def test_several_rows_of_a_step_end_within_images(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has pages of its own for the rest of its image."""
+    """Each row has pages of its own for the rest of its image."""
     one = collector(folder, cpu_backend="python")
     size_chunk, sized = admission.size_chunk, list[int]()
 
@@ -189,7 +122,7 @@ def test_several_rows_of_a_step_end_within_images(folder: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
 def test_an_embedding_has_each_token_once(folder: Path, pooling: str) -> None:
-    """The rest of an image that is computed for a chunk's tokens is not part of the prompt's embedding yet."""
+    """The engine computes a chunk with the rest of its last image, but adds that rest to the embedding only once."""
     found = []
     for chunk in (4, 1000):
         one = collector(folder, max_prefill_length=chunk)
@@ -203,7 +136,7 @@ def test_an_embedding_has_each_token_once(folder: Path, pooling: str) -> None:
 
 
 def test_a_chat_has_the_text_of_the_processor_around_an_image(tmp_path: Path) -> None:
-    """The template writes a marker for an image, which becomes the lines that Gemma was trained with."""
+    """The processor replaces the template's marker of an image by the text around images that Gemma was trained on."""
     begin, *_ = names = ("<start_of_image>", "<image_soft_token>", "<end_of_image>")
     folder = saved(gemma(vocab_size=261), tmp_path)
     config = json.loads((folder / "config.json").read_text()) | {"image_token_index": 259}
@@ -221,7 +154,7 @@ def test_a_chat_has_the_text_of_the_processor_around_an_image(tmp_path: Path) ->
             tokens.append(found.token_ids)
         before, after = (llm.tokenizer.encode(text).tolist() for text in ("<user>What ", "is it?</user>\n<assistant>"))
         line = llm.tokenizer.encode("\n\n").tolist()
-        typed = list(begin.encode())  # by the user: no token of an image
+        typed = list(begin.encode())  # the user's own text never has the token of an image
         assert found.prompt_token_ids == [*before, *typed, *line, 258, *[259] * 16, 260, *line, *after]
     assert tokens[0] != tokens[1]
 
@@ -242,7 +175,7 @@ def test_text_is_computed_as_by_the_text_model(folder: Path, tmp_path: Path) -> 
 
 
 def test_a_tower_that_overflows_ends_only_its_own_request(tmp_path: Path) -> None:
-    """The pages in which the rest of its image was computed serve the next request."""
+    """The next request gets the pages in which the rest of the failed image was computed."""
     model = gemma()
     with torch.no_grad():
         model.model.vision_tower.embeddings.patch_embedding.bias[3] = float("inf")

@@ -1,10 +1,14 @@
-"""Images in the CPU engine: logits as transformers computes them, and the same bits however a prompt is computed."""
+"""The CPU engine computes prompts with images: its logits are those of transformers, and they have the same bits
+whether a prompt is computed whole or in chunks, alone or with others, with a cached image or without."""
 
 from __future__ import annotations
 
+import gc
 import shutil
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.engine import cpu_loading
-from minisgl.engine.api import ImageCounts
+from minisgl.engine.api import ImageCounts, ImageRun
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.message import AddRequest, ToEngine
 from minisgl.prompt_image import FIRST_VIRTUAL_ID, PromptImage
@@ -29,7 +33,7 @@ from tests.helpers.engines import Collector, load
 from tests.helpers.models import LOGITS_WITHIN, save, tiny_model
 from tests.helpers.packed_checkpoints import FORMATS, pack_checkpoint
 from tests.helpers.processor import cpu_flags
-from tests.helpers.vision import FAMILIES, prompt_of, random_image, saved, seer, their_logits
+from tests.helpers.vision import FAMILIES, gemma, idefics3, prompt_of, random_image, saved, seer, their_logits
 
 pytestmark = pytest.mark.any_cpu
 
@@ -43,8 +47,33 @@ PROMPTS: dict[str, Sequence[int | PromptImage]] = {
     "one twice": [2, random_image(4, 4), 3, random_image(4, 4), 4],
     "text": [20],
 }
-each_family = pytest.mark.parametrize("model", FAMILIES, indirect=True)
 LONG = prompt_of([6, random_image(8, 6), 4, random_image(6, 10), 5])
+A, B = random_image(8, 8), random_image(8, 8, seed=1)
+SQUARES: dict[str, Sequence[int | PromptImage]] = {
+    "between": [5, A, 7],
+    "alone": [A],
+    "at the end": [9, A],
+    "several": [1, A, 1, B, 40, random_image(8, 8, seed=2), 9],
+    "one twice": [2, A, 3, A, 4],
+    "text": [20],
+}
+LONG_SQUARES = prompt_of([6, A, 4, B, 5])
+OF_SQUARES: dict[str, Callable[..., Any]] = {
+    "gemma3": gemma,
+    "smolvlm": idefics3,
+    "idefics3": partial(idefics3, "Idefics3ForConditionalGeneration"),
+}
+"""Models whose images are squares of one size; those of the others have any size."""
+each_family = pytest.mark.parametrize("model", FAMILIES, indirect=True)
+each_model = pytest.mark.parametrize("model", [*FAMILIES, "gemma3", "smolvlm"], indirect=True)
+TOWERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    *((name, {}, {}) for name in (*FAMILIES, "gemma3", "smolvlm")),
+    *(("qwen3-vl", {"deepstack_visual_indexes": taps}, {}) for taps in ([1], [])),
+    ("gemma3", {"layer_norm_eps": 0.5, "vision_use_head": True}, {"sliding_window": 3}),
+    ("gemma3", {"hidden_size": 144}, {"sliding_window": 40, "head_dim": 24}),
+    ("idefics3", {"layer_norm_eps": 0.5, "hidden_size": 144}, {"tie_word_embeddings": True}),
+]
+"""Models, with settings of their towers and of their text models."""
 
 
 @dataclass
@@ -54,9 +83,19 @@ class Answer:
     cached: int
 
 
+def made(name: str, **settings: Any) -> Any:
+    return OF_SQUARES.get(name, partial(seer, name))(**settings)
+
+
 @pytest.fixture(scope="module")
 def model(request: pytest.FixtureRequest) -> Any:
-    return seer(getattr(request, "param", "qwen3-vl"))
+    return made(getattr(request, "param", "qwen3-vl"))
+
+
+@pytest.fixture(scope="module")
+def long(model: Any) -> tuple[Int32Array, tuple[PromptImage, ...]]:
+    """Return a prompt with two images that the model reads."""
+    return LONG if model.config.model_type.startswith("qwen") else LONG_SQUARES
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +109,9 @@ def plane(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def collector(folder: Path, **settings: Any) -> Collector:
+def collector(folder: Path, *, wakes: bool = False, **settings: Any) -> Collector:
     engine, config = load("cpu", folder, **{"num_pages": 200, "page_size": 4, "num_threads": 1, **settings})
-    return Collector(engine, config)
+    return Collector(engine, config, wakes=wakes)
 
 
 def request(req_id: int, prompt: tuple[Int32Array, tuple[PromptImage, ...]], **changes: Any) -> AddRequest:
@@ -103,10 +142,10 @@ def counts(collector: Collector) -> ImageCounts:
 
 
 @pytest.fixture(scope="module")
-def answer(folder: Path) -> Iterator[Answer]:
-    """Return the answer to `LONG` in a single chunk."""
+def answer(folder: Path, long: Any) -> Iterator[Answer]:
+    """Return the answer to `long` in a single chunk."""
     one = collector(folder)
-    yield finish(one, [request(0, LONG)])[0]
+    yield finish(one, [request(0, long)])[0]
     one.close()
 
 
@@ -120,47 +159,59 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("MINISGL_CPU_ISA", request.param)
 
 
-@pytest.mark.parametrize(
-    ("family", "tower"),
-    [*((one, {}) for one in FAMILIES), *(("qwen3-vl", {"deepstack_visual_indexes": one}) for one in ([1], []))],
-)
+@pytest.mark.parametrize(("name", "tower", "text"), TOWERS)
 @pytest.mark.usefixtures("isa")
-def test_logits_equal_transformers_at_every_position(family: str, tower: dict[str, Any], tmp_path: Path) -> None:
-    model = seer(family, tower=tower)
+def test_logits_equal_transformers_at_every_position(
+    name: str, tower: dict[str, Any], text: dict[str, Any], tmp_path: Path
+) -> None:
+    model, prompts = made(name, tower=tower, **text), SQUARES if name in OF_SQUARES else PROMPTS
     engine, _ = load("cpu", saved(model, tmp_path), num_pages=64, num_threads=2)
     assert isinstance(engine, CpuEngine) and engine.info.sees
-    for name, parts in PROMPTS.items():
+    for case, parts in prompts.items():
         ids, images = prompt_of(parts)
         ours = torch.from_numpy(np.frombuffer(engine.rust.prompt_logits(ids, images), np.float32).reshape(len(ids), -1))
-        torch.testing.assert_close(ours, their_logits(model, ids, images), rtol=0, atol=LOGITS_WITHIN, msg=name)
-    runs = len({image.digest for parts in PROMPTS.values() for image in parts if isinstance(image, PromptImage)})
+        torch.testing.assert_close(ours, their_logits(model, ids, images), rtol=0, atol=LOGITS_WITHIN, msg=case)
+    runs = len({image.digest for parts in prompts.values() for image in parts if isinstance(image, PromptImage)})
     assert (found := engine.rust.image_counts()) is not None and found[0] == runs
     engine.close()
 
 
-def test_a_tower_in_slices_is_the_whole_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", 0)  # only what is held stays
-    ids, images = prompt_of([5, random_image(8, 6), 7])
-    one, other = collector(folder), collector(folder)
+@each_family
+@pytest.mark.parametrize(("slice_s", "threads"), [(0.0, 1), (0.0, 3), (1e-5, 3), (2e-4, 1), (60.0, 2)])
+def test_a_tower_in_slices_is_the_whole_one(folder: Path, slice_s: float, threads: int) -> None:
+    ids, images = prompt_of([5, random_image(18, 16), 7])
+    one, other = (collector(folder, num_threads=count) for count in (threads, 1))
     assert isinstance(one.engine, CpuEngine) and isinstance(other.engine, CpuEngine)
-    rust, slices = one.engine.rust, 1
-    while not (seen := rust.see_ahead(images[0], True, 0.0))[0]:
+    slices = 1
+    while not (seen := one.engine.rust.see_ahead(images[0], True, slice_s))[0]:
         slices += 1
-    assert slices > 10 and seen[1] is not None
+    if slice_s == 0:  # then each thread does one item of an operation, of which a layer has 7
+        assert slices > 3 * 7 * (18 * 16 // 128) // threads
+    assert slices == 1 or slice_s < 60
+    assert one.engine.rust.prompt_logits(ids, images) == other.engine.rust.prompt_logits(ids, images)
+    assert seen[1] is not None and (one.engine.rust.image_counts() or ())[:2] == (1, 0)
+    one.close()
+    other.close()
+
+
+def test_features_stay_while_they_are_held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", 0)  # only what is held stays
+    one, (_, images) = collector(folder), prompt_of([5, random_image(8, 6), 7])
+    assert isinstance(one.engine, CpuEngine)
+    rust = one.engine.rust
+    seen = rust.see_ahead(images[0], True, 60.0)
     assert rust.see_ahead(images[0], True, 0.0)[0], "they are held"
-    assert rust.prompt_logits(ids, images) == other.engine.rust.prompt_logits(ids, images)
     num_runs, num_hits, num_images, num_bytes = rust.image_counts() or ()
     assert (num_runs, num_hits, num_images) == (1, 1, 1) and num_bytes > 0
     del seen
     assert not rust.see_ahead(images[0], True, 0.0)[0], "they are not held"
     assert rust.image_counts() == (1, 1, 0, 0)
     one.close()
-    other.close()
 
 
-@each_family
-def test_generated_tokens_are_those_of_transformers(model: Any, answer: Answer) -> None:
-    ids, images = LONG
+@each_model
+def test_generated_tokens_are_those_of_transformers(model: Any, long: Any, answer: Answer) -> None:
+    ids, images = long
     theirs = their_logits(model, np.array([*ids, *answer.tokens], np.int32), images)[len(ids) - 1 : -1].log_softmax(-1)
     assert theirs.argmax(-1).tolist() == answer.tokens
     ours = [own for own, _, _ in answer.logprobs]
@@ -174,11 +225,14 @@ def test_a_pixel_changes_the_answer(folder: Path, answer: Answer) -> None:
     one.close()
 
 
-@each_family
-@pytest.mark.parametrize("chunk", [1, 5, 17])
-def test_chunks_that_end_within_an_image_change_no_bit(folder: Path, answer: Answer, plane: str, chunk: int) -> None:
-    one = collector(folder, max_prefill_length=chunk, cpu_backend=plane)
-    found = finish(one, [request(0, LONG)])[0]
+@each_model
+@pytest.mark.parametrize(("chunk", "page_size"), [(1, 1), (1, 4), (1, 16), (3, 4), (7, 1), (16, 4), (17, 4), (25, 16)])
+def test_chunks_that_end_within_an_image_change_no_bit(
+    folder: Path, long: Any, answer: Answer, plane: str, chunk: int, page_size: int
+) -> None:
+    """With pages of one token and chunks of one, a chunk ends at every position of each image."""
+    one = collector(folder, max_prefill_length=chunk, page_size=page_size, cpu_backend=plane)
+    found = finish(one, [request(0, long)])[0]
     assert (found.tokens, found.logprobs) == (answer.tokens, answer.logprobs)
     assert counts(one)[:2] == (2, 0), "features last until their image is computed"
     one.close()
@@ -197,10 +251,14 @@ def test_a_cached_image_runs_no_tower_and_changes_no_bit(folder: Path, answer: A
     one.close()
 
 
-@each_family
-def test_other_requests_of_a_step_change_no_bit(folder: Path, answer: Answer, plane: str) -> None:
-    one = collector(folder, cpu_backend=plane)
-    prompts = [LONG, *(prompt_of(parts, seed=9) for parts in PROMPTS.values())]
+@each_model
+@pytest.mark.parametrize("chunk", [5, 64, 1000])
+def test_other_requests_of_a_step_change_no_bit(
+    folder: Path, long: Any, answer: Answer, plane: str, chunk: int
+) -> None:
+    one = collector(folder, cpu_backend=plane, max_prefill_length=chunk)
+    others = PROMPTS if long is LONG else SQUARES
+    prompts = [long, *(prompt_of(parts, seed=9) for parts in others.values())]
     together = finish(one, [request(i, prompt) for i, prompt in enumerate(prompts)])
     assert together[0].logprobs == answer.logprobs
     for i, prompt in enumerate(prompts):
@@ -211,14 +269,32 @@ def test_other_requests_of_a_step_change_no_bit(folder: Path, answer: Answer, pl
 
 
 @each_family
-def test_retracted_requests_go_on_with_the_same_bits(folder: Path) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_retracted_requests_go_on_with_the_same_bits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """With `ahead` images are computed before a step needs them, also those of a retracted request."""
+    monkeypatch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", 0)  # only what is held stays
     prompts = [prompt_of([3 + i, random_image(6, 4, seed=i), 4], seed=i) for i in range(8)]
-    roomy, small = collector(folder), collector(folder, num_pages=24, max_seq_len=90, cpu_backend="python")
+    roomy = collector(folder)
+    small = collector(folder, wakes=ahead, num_pages=24, max_seq_len=90, cpu_backend="python")
     small.plane.reserve_ratio = 0  # type: ignore[attr-defined]  # the estimate expects no output: rows are retracted
+    assert isinstance(small.engine, CpuEngine)
+    ended, see_ahead = list[bool](), small.engine.see_ahead
+
+    def see(*args: Any) -> ImageRun:
+        run = see_ahead(*args)
+        ended.append(run.wait()[0])
+        return run
+
+    monkeypatch.setattr(small.engine, "see_ahead", see)
     requests = [request(i, prompt, max_tokens=30) for i, prompt in enumerate(prompts)]
     wanted, found = finish(roomy, requests), finish(small, requests)
     assert small.plane.stats().num_retracted_total > 0
     assert {i: one.logprobs for i, one in found.items()} == {i: one.logprobs for i, one in wanted.items()}
+    num_runs = counts(small).num_runs
+    assert num_runs > len(prompts), "evicted images are computed again"
+    assert sum(ended) == (num_runs if ahead else len(prompts))
     roomy.close()
     small.close()
 
@@ -232,11 +308,11 @@ def test_evicted_features_are_computed_again(folder: Path, answer: Answer, monke
     one.close()
 
 
-@each_family
-def test_a_request_that_has_generated_elsewhere_goes_on(folder: Path, answer: Answer) -> None:
+@each_model
+def test_a_request_that_has_generated_elsewhere_goes_on(folder: Path, long: Any, answer: Answer) -> None:
     one = collector(folder)
-    ids = np.array([*LONG[0], *answer.tokens[:3]], np.int32)
-    rest = finish(one, [request(0, (ids, LONG[1]), num_generated=3)])[0]
+    ids = np.array([*long[0], *answer.tokens[:3]], np.int32)
+    rest = finish(one, [request(0, (ids, long[1]), num_generated=3)])[0]
     assert (rest.tokens, rest.logprobs) == (answer.tokens[3:], answer.logprobs[3:])
     one.close()
 
@@ -311,14 +387,44 @@ def test_converted_and_cached_weights_see(
 ) -> None:
     monkeypatch.setattr(envs, "cache_dir", lambda: tmp_path)
     monkeypatch.setattr(cpu_loading, "MIN_CACHED_BYTES", 0)
-    found = []
-    for _ in range(2):
+    found, is_cached = [], "weights_cache" in settings
+    for is_second in (False, True):
         one = collector(folder, **settings)
         found.append(finish(one, [request(0, LONG)])[0].logprobs)
-        assert counts(one).num_runs == 2
+        assert counts(one).num_runs == 2 and isinstance(one.engine, CpuEngine)
+        about = one.engine.rust.about()
+        assert about["mapped"] == (is_second and is_cached)
+        for thread in threading.enumerate():
+            if thread.name == "weights-cache":
+                thread.join()
+        files = list(tmp_path.glob("panels/*.panels"))
+        assert len(files) == is_cached
+        assert not files or files[0].stat().st_size >= about["weight_bytes"], "the tower's weights are in it"
         one.close()
     assert found[0] == found[1]
-    assert (found[0] == answer.logprobs) == ("weights_cache" in settings)
+    assert (found[0] == answer.logprobs) == is_cached
+
+
+def test_a_failed_step_holds_no_features(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error holds the frames of the step until garbage collection."""
+    monkeypatch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", 0)  # only what is held stays
+    one = collector(folder, wakes=True)
+    launch = one.engine.launch
+
+    def fail(plan: Any, buffers: Any, assigned: Any) -> Any:
+        buffers.ring[plan.ring_index].input_ids[: plan.num_tokens] = 1 << 20  # beyond the vocabulary
+        return launch(plan, buffers, assigned)
+
+    gc.disable()
+    try:
+        monkeypatch.setattr(one.engine, "launch", fail)
+        assert not finish(one, [request(0, LONG)]) and one.reasons[0] == FinishReason.ERROR
+        monkeypatch.setattr(one.engine, "launch", launch)
+        finish(one, [request(1, prompt_of([5]))])
+        assert counts(one)[:3] == (2, 0, 0)
+    finally:
+        gc.enable()
+    one.close()
 
 
 @pytest.mark.parametrize("family", ["qwen3-vl", "qwen3.5"])

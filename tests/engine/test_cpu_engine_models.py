@@ -160,7 +160,7 @@ def test_shards_whose_tensors_are_of_mixed_types(tmp_path: Path) -> None:
 def test_a_page_holds_what_each_layer_keeps(tmp_path: Path) -> None:
     """Keys and values of two heads of 16, 32 and 16 numbers; three more layers attend to those."""
     engine = load(save(tiny_model("gemma4"), tmp_path), kv_dtype="f32", page_size=16)
-    assert _rust.CpuEngine.page_bytes(engine._settings) == 4 * 16 * 2 * 2 * (16 + 32 + 16)
+    assert engine.pool_bytes == engine.info.num_pages * 4 * 16 * 2 * 2 * (16 + 32 + 16)
     engine.close()
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -135,6 +137,39 @@ def test_a_cache_that_cannot_be_written_to_is_a_line_in_the_log(
     ]
     assert len(said) == 2
     assert all("--weights-cache: the weights of m.gguf were not cached: " in one for one in said)
+
+
+def test_cache_takes_at_most_half_of_the_free_disk(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept(write_gguf(tmp_path / "one.gguf", written_model("qwen3-untied"), "qwen3"))
+    (file,) = cache.glob("*.panels")
+    size = file.stat().st_size
+    free = 2 * size  # with the file's own bytes three: half of that holds one file and not two
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    kept(write_gguf(tmp_path / "two.gguf", written_model("qwen3-untied"), "qwen3"))
+    (other,) = cache.glob("*.panels")
+    assert other != file
+    free = size - 2
+    with caplog.at_level(logging.INFO, "minisgl.engine"):
+        kept(write_gguf(tmp_path / "three.gguf", written_model("qwen3-untied"), "qwen3"))
+    assert list(cache.glob("*.panels")) == [other]
+    assert f"needs {size} bytes; the cache limit is {size - 1}" in caplog.text
+
+
+@pytest.mark.parametrize(("weights_cache", "num_lines"), [(None, 1), (LARGE, 0)])
+def test_slow_load_without_the_cache_names_it(
+    weights_cache: int | None, num_lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_loading, "SLOW_LOAD_S", -1.0)
+    lines: list[str] = []
+    file = write_gguf(tmp_path / "m.gguf", written_model("qwen3-untied"), "qwen3")
+    config = EngineConfig(model=str(file), engine="cpu", num_pages=16, weights_cache=weights_cache)
+    load_cpu_engine(config, lambda text, done=0, total=0: lines.append(text)).close()
+    assert f"loading weights of m.gguf, {file.stat().st_size / 2**20:.0f} MiB" in lines
+    named = [line for line in lines if "--weights-cache" in line]
+    assert len(named) == num_lines
+    assert all(line.startswith("--weights-cache 2GiB writes the converted weights to disk (0.0 GiB)") for line in named)
 
 
 def test_only_the_cpu_engine_has_it() -> None:

@@ -16,8 +16,8 @@ import pytest
 from minisgl import LLM, SamplingParams
 from minisgl._rust import PageStore
 from minisgl.engine.api import StoreCounts
-from minisgl.engine.cpu_engine import CpuEngine
 from tests.helpers.models import save, tiny_model
+from tests.helpers.stores import counts, store_of
 
 pytestmark = pytest.mark.any_cpu
 
@@ -56,18 +56,6 @@ def expected(model: Path) -> list[list[int]]:
         return answers(llm)
 
 
-def store_of(llm: LLM) -> PageStore:
-    assert isinstance(llm._engine, CpuEngine) and llm._engine.store is not None
-    return llm._engine.store
-
-
-def counts(llm: LLM) -> StoreCounts:
-    assert isinstance(llm._engine, CpuEngine)
-    found = llm._engine.store_counts()
-    assert found is not None
-    return found
-
-
 def pages(folder: Path) -> list[Path]:
     return sorted(one for one in folder.glob("??/*") if len(one.name.removesuffix(".state")) == 64)
 
@@ -76,11 +64,11 @@ class Damage:
     def __init__(self, folder: Path, foreign: list[Path]) -> None:
         self.folder = folder
         self._foreign = foreign
-        self._rng = random.Random(11)
+        self.rng = random.Random(11)
 
     def one(self) -> None:
         """Of what can happen to a folder, one thing."""
-        rng = self._rng
+        rng = self.rng
         if not (found := pages(self.folder)):
             return
         file, other = rng.choice(found), rng.choice(found)
@@ -109,7 +97,7 @@ class Damage:
 
     def _instead(self, file: Path, other: Path) -> None:
         _remove(file)
-        match self._rng.randrange(5):
+        match self.rng.randrange(5):
             case 0:
                 file.mkdir()
             case 1:
@@ -156,7 +144,7 @@ def _damaged(
         with opened(model, cache_dir=str(cache)) as llm:
             for _ in range(cases):
                 store_of(llm).flush(60.0)
-                for _ in range(damage._rng.randrange(1, 6)):
+                for _ in range(damage.rng.randrange(1, 6)):
                     damage.one()
                 assert answers(llm) == expected
                 damage.heal()

@@ -16,6 +16,7 @@ from minisgl import LLM, SamplingParams
 from minisgl._rust import PageStore
 from tests.helpers.adapters import TinyAdapter
 from tests.helpers.models import save, tiny_model
+from tests.helpers.stores import counts, store_of
 
 pytestmark = pytest.mark.any_cpu
 
@@ -84,9 +85,9 @@ def test_an_adapter_finds_its_own_pages_by_another_name(world: World, tmp_path: 
     with world.opened(tmp_path, {"z": "b", "y": "a", "x": "a, scaled"}, cpu_backend=cpu_backend) as llm:
         for name, which in (("z", "b"), ("", ""), ("x", "a, scaled"), ("y", "a")):
             assert ask(llm, name) == (world.cold[which], BORDER)
-        before = llm._engine.store_counts()  # type: ignore[attr-defined]
+        before = counts(llm)
         assert ask(llm, "y") == (world.cold["a"], BORDER)
-        assert llm._engine.store_counts() == before, "the tree has it: nothing is read"  # type: ignore[attr-defined]
+        assert counts(llm) == before, "the tree has it: nothing is read"
     assert PageStore.verify(str(tmp_path))[3] == 0
 
 
@@ -97,7 +98,7 @@ def test_pages_of_another_adapter_with_the_same_name_are_not_found(world: World,
             llm.load_lora("x", world.adapters[which])
             assert ask(llm, "x") == (world.cold[which], cached)
             llm.unload_lora("x")
-            llm._engine.store.flush(60.0)  # type: ignore[attr-defined]
+            store_of(llm).flush(60.0)
 
 
 def test_retracted_request_resumes_in_its_own_namespace(world: World, tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
-from minisgl.engine.api import StoreCounts
-from minisgl.engine.cpu_engine import CpuEngine
 from tests.helpers.models import save, tiny_model
+from tests.helpers.stores import counts, store_of
 
 pytestmark = pytest.mark.any_cpu
 
@@ -53,13 +52,6 @@ def answers(llm: LLM, prompts: list[list[int]] = PROMPTS, params: SamplingParams
     """Tokens with the bits of their log probabilities; and how many tokens of each prompt were not computed."""
     found = llm.generate(prompts, params, progress=False)
     return [(one.token_ids, one.outputs[0].logprobs) for one in found], [one.num_cached_tokens for one in found]
-
-
-def counts(llm: LLM) -> StoreCounts:
-    assert isinstance(llm._engine, CpuEngine)
-    found = llm._engine.store_counts()
-    assert found is not None
-    return found
 
 
 def files(folder: Path, ending: str = "*") -> list[Path]:
@@ -133,7 +125,7 @@ def test_each_damaged_or_missing_file_is_computed(small: Path, tmp_path: Path) -
     with opened(small, tmp_path) as llm:
         cold = answers(llm)[0]
     with opened(small, tmp_path) as llm:
-        store = llm._engine.store  # type: ignore[attr-defined]
+        store = store_of(llm)
         for file in files(tmp_path):
             whole = file.read_bytes()
             for wrong in (whole[:-3] + bytes([whole[-3] ^ 8]) + whole[-2:], whole[:90], b"", None):
@@ -188,7 +180,7 @@ def slow(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def test_a_disk_that_is_slower_than_computing_is_not_waited_for(slow: LLM) -> None:
     cold = answers(slow)[0]
-    slow._engine.store.slow_down(0.5)  # type: ignore[attr-defined]
+    store_of(slow).slow_down(0.5)
     slow.clear_cache()
     found, cached = answers(slow, [PROMPTS[0]])
     assert found == cold[:1] and cached[0] <= 5 * SIZE, cached

@@ -47,6 +47,18 @@ def test_num_pages_follows_flags_and_free_memory(
     assert cpu_num_pages(config, PAGE, config.max_seq_len or 10**6, taken=taken) == pages
 
 
+def test_the_pool_leaves_room_for_images(free: list[int]) -> None:
+    assert cpu_num_pages(EngineConfig(), PAGE, 10**6, taken=20 * PAGE, tower=30 * PAGE) == 25
+    config = EngineConfig.of({"max_seq_len": 60 * 16, "max_image_tokens": 99})
+    with pytest.raises(ConfigError, match="--max-seq-len"):
+        cpu_num_pages(config, PAGE, 60 * 16, taken=20 * PAGE, tower=30 * PAGE)
+    with pytest.raises(ConfigError) as failed:
+        cpu_num_pages(config, PAGE, 16, taken=20 * PAGE, tower=81 * PAGE)
+    assert re.match("--max-image-tokens 99: .* --mmproj none does without images$", str(failed.value))
+    with pytest.raises(ConfigError, match="its weights take"):
+        cpu_num_pages(config, PAGE, 16, taken=101 * PAGE, tower=81 * PAGE)
+
+
 @pytest.mark.parametrize(
     ("settings", "state", "pool", "count"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from minisgl.engine.api import EngineInfo, SlotAssignment
 from minisgl.engine.device import InlineDevice
 from minisgl.engine.sampler import LogitsProcessors
 from minisgl.engine.torch_engine import TorchEngine
-from minisgl.message import PromptLogprobs, StepTokens
+from minisgl.message import FromEngine, PromptLogprobs, StepTokens
 from minisgl.runner.build import control_plane_config
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
@@ -289,18 +290,17 @@ def test_prompt_logprobs_are_those_of_the_model(reference: Reference, budget: in
     """Whole, in chunks, and where the prompt is in the cache already; nobody else gets any."""
     folder, model = reference
     engine, config = load(folder, num_pages=64, page_size=4, max_prefill_length=budget)
-    collector = Collector(engine, config)
     found: dict[int, dict[int, PromptLogprobs]] = {}
-    take = collector.deliver
 
-    def keep(messages: object) -> None:
-        take(messages)  # type: ignore[arg-type]
-        for message in messages:  # type: ignore[attr-defined]
-            assert isinstance(message, StepTokens)
-            for chunk in message.prompt_logprobs:
-                found.setdefault(chunk.req_id, {})[chunk.first] = chunk
+    class Keeping(Collector):
+        def deliver(self, messages: Sequence[FromEngine]) -> None:
+            super().deliver(messages)
+            for message in messages:
+                assert isinstance(message, StepTokens)
+                for chunk in message.prompt_logprobs:
+                    found.setdefault(chunk.req_id, {})[chunk.first] = chunk
 
-    collector.loop._send = keep
+    collector = Keeping(engine, config)
     prompt = np.random.default_rng(0).integers(0, VOCAB, 37).tolist()
     plain = SamplingParams(temperature=0, seed=0, max_tokens=3)
     asks = SamplingParams(temperature=0, seed=0, max_tokens=3, prompt_logprobs=2)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import PIL
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -14,6 +16,7 @@ from minisgl.engine.cpu_loading import load_cpu_engine
 from minisgl.engine.sight import Sight, find_sight
 from minisgl.models.config import load_config, read_config
 from minisgl.utils.installed import how_to_get
+from tests.helpers.image_files import BROKEN_PILLOW
 from tests.helpers.vision_chat import talking
 
 
@@ -31,15 +34,17 @@ def test_the_start_says_that_the_model_sees_and_when_pillow_is_missing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    for absent in ([], ["PIL"]):
-        monkeypatch.setattr("minisgl.engine.sight.missing", lambda *names, absent=absent: absent)
+    for pillow in (PIL, None, BROKEN_PILLOW):
+        monkeypatch.setitem(sys.modules, "PIL", pillow)  # type: ignore[arg-type]  # None: no such module
         config = EngineConfig(model=str(folder), num_pages=8, max_running_requests=1)
         engine = load_cpu_engine(config, lambda text, done=0, total=0: said.append(text))
         assert engine.info.sees
         engine.close()
-    assert [line for line in said if line.startswith("images: ")] == [
+    why = "does not load (RuntimeError: built for another Python)"
+    assert [line for line in said if line.startswith(("images: ", "text only: "))] == [
         "images: the vision tower has 3 layers",
-        f"images: refused: Pillow is not installed: {how_to_get('images')}",
+        f"text only: images need Pillow, which is not installed: {how_to_get('images')}",
+        f"text only: images need Pillow, which {why}: {how_to_get('images')}",
     ]
 
 

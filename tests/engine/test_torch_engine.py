@@ -236,12 +236,12 @@ def programs_of(folder: Path, wanted: dict[int, Any], monkeypatch: pytest.Monkey
         programs.append(program)
         return program.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     engine, config, _ = build(folder, InlineDevice())
     engine.forward_model = compiled(engine.model)
     same(served(engine, config, wanted), expected)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return programs
 
 

@@ -212,7 +212,7 @@ def test_llm_has_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Tokenizer, "load", lambda *_, **__: Tokenizer.echo())
     settings: dict[str, Any] = {"dtype": "float32", "num_pages": 16, "log_level": "error"}
     with LLM(str(save(model, tmp_path)), model_impl="transformers", **settings) as llm:
-        assert "transformers" in llm._engine.info.details
+        assert "transformers" in llm.engine_info.details
         params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
         [output] = llm.generate([[9, 8, 7]], params, progress=False)
     assert_greedy(model, [9, 8, 7], output.token_ids)

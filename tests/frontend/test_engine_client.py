@@ -31,6 +31,7 @@ from minisgl.message import (
     StepTokens,
 )
 from minisgl.message.codec import encode
+from minisgl.message.heartbeat import TIMES, Watchdog
 from minisgl.metrics.engines import KEPT, NUMBERS, EngineViews, together
 from minisgl.server.admin.health import trouble
 from tests.helpers.server import CONFIG, READY, STATS, WAIT_S, Frontend, check_error, events, failed_step, frontend
@@ -171,11 +172,12 @@ def test_all_choices_of_a_request_leave_in_one_frame() -> None:
 
 
 def test_stopping_tells_the_engine_and_leaves_no_thread_of_the_sockets() -> None:
+    before = set(threading.enumerate())
     with frontend() as server:
         engine = server.engine
         server.on_loop(lambda: None)
     assert engine.received and isinstance(engine.received[-1], Shutdown)
-    assert not [thread for thread in threading.enumerate() if thread is server._thread]
+    assert set(threading.enumerate()) <= before
 
 
 def test_nothing_waits_for_an_engine_that_is_not_there() -> None:
@@ -206,17 +208,18 @@ def test_a_hang_is_a_stuck_loop_or_forward(phase: str, age_s: float, silent_s: f
         server.http() as http,
     ):
         server.engine.beats = False
+        now = [0.0]
+
+        def renew() -> None:
+            """Give the client a watchdog whose clock is the test's."""
+            watchdog = Watchdog([0], lambda _: "the engine process", TIMES.silence_s, clock=lambda: now[0])
+            server.client.watchdog = watchdog
+
+        server.on_loop(renew)
         server.engine.send(Heartbeat(phase, age_s))
         server.wait_until(lambda: server.client.watchdog.beats() == {0: Heartbeat(phase, age_s)})
-
-        def age() -> str | None:
-            """The clock of the watchdog stands still from now on, so long after the heartbeat."""
-            watchdog = server.client.watchdog
-            now = watchdog._heard[0] + silent_s
-            watchdog._clock = lambda: now
-            return trouble(server.client, 30.0)
-
-        found = server.on_loop(age)
+        now[0] = silent_s
+        found = server.on_loop(lambda: trouble(server.client, 30.0))
         assert (found is None) == (wrong is None) and (wrong is None or (found is not None and wrong in found))
         assert http.get("/livez").status_code == (200 if wrong is None else 503)
         assert http.get("/readyz").status_code == (200 if wrong is None else 503)

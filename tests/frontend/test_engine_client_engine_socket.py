@@ -13,9 +13,8 @@ import pytest
 
 from minisgl.frontend.engine_client import MAX_FRAMES, ProcessClient
 from minisgl.frontend.engine_socket import EngineSocket
-from minisgl.message import AddRequest, EngineFailed, Hello, LoadProgress
+from minisgl.message import EngineFailed, Hello, LoadProgress, Watch
 from minisgl.message.codec import FrameReader, MessageError, decode_to_engine, encode, framed
-from minisgl.sampling_params import SamplingParams
 
 
 def listening(folder: Path) -> socket.socket:
@@ -86,21 +85,22 @@ async def test_what_the_engine_process_does_not_read_waits_and_comes_in_order(tm
         sent = [bytes([i]) * 300_000 for i in range(20)]
         for frame in sent:
             link.write([frame])
-        assert link._unsent, "more than a socket takes"
+        assert link.num_unsent, "more than a socket takes"
         assert [await peer.next() for _ in sent] == sent
 
 
 async def test_parts_of_a_frame_come_whole_and_are_not_copied(tmp_path: Path) -> None:
     """Images are such parts. More of them than one call sends, and empty ones, are no exception."""
     async with linked(tmp_path) as (link, peer, _):
-        large = bytes(3_000_000)
+        large = bytearray(3_000_000)
         frame = [b"head", large, b"", *(bytes([i]) * i for i in range(100)), large]
         link.write(frame)
         link.write([b""])
-        assert any(part.obj is large for part in link._unsent)
+        with pytest.raises(BufferError):  # what is to be sent is a view of it
+            large.append(0)
         assert len(large) < link.num_unsent < 2 * len(large) + 10_000
         assert [await peer.next(), await peer.next()] == [b"".join(frame), b""]
-        assert not link._unsent and link.num_unsent == 0
+        assert link.num_unsent == 0
 
 
 async def test_frames_come_before_the_end(tmp_path: Path) -> None:
@@ -126,12 +126,11 @@ async def test_an_invalid_frame_is_an_error(tmp_path: Path) -> None:
 async def test_hello_comes_first_and_the_end_is_told(tmp_path: Path) -> None:
     client = ProcessClient(f"ipc://{tmp_path}/engine", "a name")
     client.start()
-    sampling = SamplingParams(max_tokens=1, seed=1)
-    client._post(AddRequest(0, b"", sampling))
+    client.watch(steps=True, tree=False)
     with listening(tmp_path) as listener:
         peer = await Peer.of(listener)
         said = decode_to_engine(await peer.next()) + decode_to_engine(await peer.next())
-        assert said == [Hello("a name"), AddRequest(0, b"", sampling)]
+        assert said == [Hello("a name"), Watch(True, False)]
         peer.socket.close()
     await client.lost.wait()
     assert client.failure is None, "whoever started the process knows more"
@@ -184,19 +183,19 @@ async def test_a_turn_takes_a_few_frames_and_others_have_theirs_between(tmp_path
     await client.close()
 
 
-async def test_an_incomplete_frame_causes_no_busy_loop(tmp_path: Path) -> None:
+async def test_an_incomplete_frame_causes_no_busy_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = ProcessClient(f"ipc://{tmp_path}/engine")
     seen: list[str] = []
     client.on_progress = lambda text, done, total: seen.append(text)
     calls = 0
-    read = client._socket.read
+    read = EngineSocket.read
 
-    def counted() -> bytes | None:
+    def counted(self: EngineSocket) -> bytes | None:
         nonlocal calls
         calls += 1
-        return read()
+        return read(self)
 
-    client._socket.read = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(EngineSocket, "read", counted)
     with listening(tmp_path) as listener:
         client.start()
         peer = await Peer.of(listener)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -107,24 +106,13 @@ def test_gateway_serves_while_the_python_server_restarts(server: Frontend, caplo
     other.close()
 
 
-@contextlib.contextmanager
-def standing_still(server: Frontend) -> Iterator[None]:
-    """The Python server's event loop runs nothing."""
-    go_on = threading.Event()
-    server._loop.call_soon_threadsafe(go_on.wait)
-    try:
-        yield
-    finally:
-        go_on.set()
-
-
 def test_an_event_loop_that_stands_still_stops_no_stream(server: Frontend) -> None:
     """What is prepared goes on and ends, what is not waits for it; the process is alive."""
     client = Client(server.address)
     with server.connect(post("lives hang:a", stream=True, max_tokens=2).raw()) as stream:
         request = server.engine.wait_for_request("lives ")
         read_until(stream, b'"text":"a"')
-        with standing_still(server):
+        with server.standing_still():
             client.send(post("say:on"))
             server.engine.send(one_token(request.req_id, ord("b"), FinishReason.LENGTH))
             assert b'"text":"b"' in read_until(stream, b"[DONE]")
@@ -137,7 +125,7 @@ def test_an_event_loop_that_stands_still_stops_no_stream(server: Frontend) -> No
 def test_a_request_not_prepared_in_time_returns_504() -> None:
     config = msgspec.structs.replace(CONFIG, limits=Limits(request_timeout=1.0))
     with frontend(config=config, front_end="rust") as server, server.http() as http:
-        with standing_still(server):
+        with server.standing_still():
             answer = http.post(COMPLETION, json={"prompt": "say:late"}, headers={"x-request-id": "late-1"})
             assert check_error(answer, 504)["code"] == "request_timeout"
             assert answer.headers["x-request-id"] == "late-1"
@@ -158,7 +146,7 @@ def test_schemas_that_are_nested_too_deeply_are_refused(front_end: str) -> None:
 def test_a_disconnect_before_preparation_frees_the_capacity(server: Frontend) -> None:
     gateway = server.gateway
     assert gateway is not None
-    with standing_still(server):
+    with server.standing_still():
         for number in range(3):
             with server.connect(post(f"say:gone {number}").raw()):
                 until(lambda: gateway.num_open == 1, "nobody asks")

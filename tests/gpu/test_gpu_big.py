@@ -21,12 +21,12 @@ LONG = {"load_format": "dummy", "dtype": "bfloat16", "num_pages": 512, "max_seq_
 def test_torch_compile_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if REHEARSAL:  # traced, but not compiled
         monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    torch._dynamo.reset()
+    torch.compiler.reset()
     folder, _ = checkpoint("qwen3-tied", tmp_path)
     settings: dict[str, Any] = {"dtype": "bfloat16", "attention_backend": "torch_sdpa"}
     compiled, eager = (run(folder, greedily(), torch_compile=flag, **settings) for flag in (True, False))
     assert_alike(compiled, eager, BFLOAT16_WITHIN, at_least=0.3)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     shutdown_compile_workers()  # torch keeps them for what comes; a file of tests leaves no process behind
 
 

@@ -49,7 +49,8 @@ class TimedRequest:
 
 
 class Collector(Received):
-    """Runs requests through the step loop and collects their outputs."""
+    """Runs requests through the step loop and collects their outputs. With `wakes`, no helper of the loop blocks it,
+    such as a vision tower."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Collector(Received):
         overlap: bool = True,
         compiler: GrammarCompiler | None = None,
         guesses: Proposer | None = None,
+        wakes: bool = False,
     ) -> None:
         super().__init__()
         self.engine = engine
@@ -68,7 +70,7 @@ class Collector(Received):
             engine,
             self.deliver,
             settings=LoopSettings(overlap=overlap),
-            beside=Beside(compiler=compiler, guesses=guesses),
+            beside=Beside(compiler=compiler, guesses=guesses, wake=(lambda: None) if wakes else None),
         )
         self.adapters: dict[int, str] = {}
         self.reasons_of_adapters: dict[int, str] = {}

@@ -163,13 +163,19 @@ def write_gguf(
         if decoded:
             data = np.frombuffer(_rust.decode_blocks(stored.name, data.tobytes()), np.float32).reshape(array.shape)
         writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType.F32 if decoded else stored)
+    finish(writer, file, edit)
+    return next(file.parent.glob(f"{file.stem}-00001-of-*.gguf")) if tensors_a_part else file
+
+
+def finish(writer: GGUFWriter, file: Path, edit: Edit | None = None) -> Path:
+    """Write what `writer` has, after `edit`, and return the file."""
     if edit is not None:
         edit(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return next(file.parent.glob(f"{file.stem}-00001-of-*.gguf")) if tensors_a_part else file
+    return file
 
 
 def quiet(text: str, done: int = 0, total: int = 0) -> None:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,13 @@ from PIL import Image, ImageOps
 from minisgl.images import Bounds, ImageError
 from minisgl.images.decode import decode
 
+
+class _Broken(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("built for another Python")
+
+
+BROKEN_PILLOW = _Broken("PIL")
 ROOT = Path(__file__).parents[2]
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 EXIF_TURNS = range(1, 9)

@@ -177,6 +177,18 @@ class Driver:
         return self.plans[-1]
 
 
+def crowded(num_requests: int = 3, num_steps: int = 4, **config: Any) -> Driver:
+    """Run requests of 4 prompt tokens, with much to say, in a pool of 2 pages for each. The second page of each is
+    taken at its first decode step, the third at its fifth, when none is left."""
+    driver = Driver(num_pages=2 * num_requests, context_len=64, **config)
+    driver.plane.reserve_ratio = 0
+    driver.step(*[arrival(i, [10 + i] * 4, max_tokens=12) for i in range(num_requests)])
+    for _ in range(num_steps):
+        assert len(driver.step()) == num_requests
+    assert driver.plane.stats().num_free_pages == 0
+    return driver
+
+
 def lengths(rows: Sequence[Row]) -> list[tuple[int, int]]:
     """Return (request id, extend length) by row."""
     return [(row.req_id, row.extend_len) for row in rows]

@@ -180,6 +180,16 @@ class Frontend:
 
         return self.awaited(run())
 
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Let the event loop run nothing during the `with`."""
+        go_on = threading.Event()
+        self._loop.call_soon_threadsafe(go_on.wait)
+        try:
+            yield
+        finally:
+            go_on.set()
+
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds, checking it between other work of the event loop."""
 

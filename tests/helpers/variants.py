@@ -130,6 +130,7 @@ _TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "n
 _PATCHES = {**_TOWER, "image_size": 32, "patch_size": 16}
 _EARS = {"hidden_size": 32, "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2, "vocab_size": 8,
          "vocab_offset": 1008, "input_feat_size": 16, "sscp_conv_channel_size": [4, 4]}
+_TILES = {"image_size": 16, "patch_size": 4}
 _PIXTRAL = {"model_type": "pixtral", "head_dim": 16, **_PATCHES}
 _QWEN = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": None}
 
@@ -148,6 +149,10 @@ MODELS = {
     "mistral-window": _model("MistralForCausalLM", torch=True, sliding_window=10),
     "mistral3": _model("Mistral3ForConditionalGeneration", "Mistral Small 3.1 and 3.2", "its language model",
         torch=True, vision=_PIXTRAL, model_type="mistral", head_dim=16, sliding_window=None),
+    "idefics3": _model("Idefics3ForConditionalGeneration", "Idefics 3", "its language model", torch=True,
+        vision={**_TOWER, **_TILES}, model_type="llama"),
+    "smolvlm": _model("SmolVLMForConditionalGeneration", "SmolVLM, SmolVLM2", "their language models", torch=True,
+        vision={**_TOWER, **_TILES}, model_type="llama"),
     "qwen2-tied": _model("Qwen2ForCausalLM", "Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen", "biases", torch=True,
         tie_word_embeddings=True),
     "qwen2-window-in-the-last-layers": _model("Qwen2ForCausalLM", torch=True, use_sliding_window=True,

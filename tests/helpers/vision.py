@@ -88,6 +88,7 @@ _GEMMA_TEXT = _TEXT | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
     },
 }
+IN_TILES = ("idefics3", "smolvlm")
 _SIGLIP = {
     "initializer_range": 0.15,
     "hidden_size": 48,
@@ -119,6 +120,25 @@ def gemma(*, tower: Mapping[str, Any] | None = None, **text: Any) -> Any:
     return model
 
 
+def idefics3(
+    architecture: str = "SmolVLMForConditionalGeneration", *, tower: Mapping[str, Any] | None = None, **text: Any
+) -> Any:
+    """Return a tiny Idefics 3 or SmolVLM, in float32, whose tiles have 8 x 8 patches and 16 tokens. `tower`, `text`:
+    settings."""
+    import transformers
+
+    kind = getattr(transformers, architecture)
+    rope = {"model_type": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}
+    config = kind.config_class(
+        text_config=_TEXT | rope | text,
+        vision_config={**{name: one for name, one in _SIGLIP.items() if name != "vision_use_head"}, **(tower or {})},
+        scale_factor=MERGE,
+        image_token_id=IMAGE_ID,
+    )
+    torch.manual_seed(7)
+    return randomised(kind(config))
+
+
 def seer(family: str = "qwen3-vl", *, tower: Mapping[str, Any] | None = None, **text: Any) -> Any:
     """Return a tiny model that sees, in float32. `tower`, `text`: further settings of its tower and its text model."""
     import transformers
@@ -144,6 +164,11 @@ def saved(model: Any, folder: Path) -> Path:
     if model.config.model_type == "gemma3":
         side = model.config.vision_config.image_size
         own = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": side, "width": side}}
+        processor = own | {name: processor[name] for name in ("image_mean", "image_std")}
+    elif model.config.model_type in IN_TILES:
+        tile = model.config.vision_config.image_size
+        own = {"image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 3 * tile}}
+        own["max_image_size"] = {"longest_edge": tile}
         processor = own | {name: processor[name] for name in ("image_mean", "image_std")}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
     return folder
@@ -178,7 +203,7 @@ def their_logits(model: Any, ids: Int32Array, images: Sequence[PromptImage]) -> 
     for image in images:
         pixels = np.frombuffer(image.pixels, np.uint8).reshape(-1, 3, 1, PATCH, PATCH)
         one = ((pixels.astype(np.float64) * (1 / 255)).astype(np.float32) - mean) / std
-        if model.config.model_type == "gemma3":
+        if model.config.model_type in ("gemma3", *IN_TILES):
             blocks = one.reshape(image.grid[0] // MERGE, image.grid[1] // MERGE, MERGE, MERGE, 3, PATCH, PATCH)
             values.append(blocks.transpose(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, image.grid[0] * PATCH, -1))
         else:
@@ -186,11 +211,13 @@ def their_logits(model: Any, ids: Int32Array, images: Sequence[PromptImage]) -> 
     given: dict[str, Any] = {}
     if images and model.config.model_type == "gemma3":
         given = {"pixel_values": torch.from_numpy(np.concatenate(values))}
+    elif images and model.config.model_type in IN_TILES:
+        given = {"pixel_values": torch.from_numpy(np.concatenate(values))[None]}
     elif images:
         grids = [(1, *image.grid) for image in images]
         given = {"pixel_values": torch.from_numpy(np.concatenate(values)), "image_grid_thw": torch.tensor(grids)}
     with torch.inference_mode():
         name = "token_type_ids" if model.config.model_type == "gemma3" else "mm_token_type_ids"
-        kinds = {name: (seen == IMAGE_ID).int()}
+        kinds = {} if model.config.model_type in IN_TILES else {name: (seen == IMAGE_ID).int()}
         found: torch.Tensor = model(input_ids=seen, **kinds, **given).logits[0]
     return found

@@ -10,15 +10,18 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from minisgl.images import Bounds, ImageError
+from minisgl.images import Bounds, ImageError, pillow_trouble
 from minisgl.images.decode import decode, upright
+from minisgl.utils.installed import how_to_get
 from tests.helpers.image_files import (
+    BROKEN_PILLOW,
     EXIF_TURNS,
     ROOT,
     by_pillow,
@@ -200,8 +203,8 @@ from minisgl.images.fetch import Fetcher
 processor = images.read_processor(Path(sys.argv[1]), max_tokens=9)
 assert processor.table.shape == (3, 256)
 assert images.data_url("data:image/png;base64,AAAA") == images.load(bytes(3))
-one = images.PreparedImage(bytes(32), (2, 2), 1, b"")
-assert len(images.expand(np.array([1, 7], np.int32), 7, [one])[0]) == 2
+one = images.Tile(bytes(32), (2, 2), 1, b"")
+assert len(images.expand(np.array([1, 7], np.int32), 7, [images.PreparedImage((one,))])[0]) == 2
 try:
     processor.prepare(bytes(3))
 except images.ImageError as error:
@@ -209,3 +212,21 @@ except images.ImageError as error:
 """
     said = apart("-c", program, str(model_folder(tmp_path)))
     assert said == "images need Pillow, which is not installed: pip install '.[images]' in the checkout\n"
+
+
+@pytest.mark.parametrize(
+    ("pillow", "why"),
+    [
+        (None, "images need Pillow, which is not installed: "),
+        (BROKEN_PILLOW, "images need Pillow, which does not load (RuntimeError: built for another Python): "),
+    ],
+)
+def test_a_pillow_that_does_not_load_is_an_error_that_says_how_to_install_it(
+    pillow: ModuleType | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not pillow_trouble()
+    file = encoded(picture(3, 2))
+    monkeypatch.setitem(sys.modules, "PIL", pillow)  # type: ignore[arg-type]  # None: no such module
+    assert pillow_trouble() == why + how_to_get("images")
+    with pytest.raises(ImageError, match=re.escape(why)):
+        decode(file, Bounds())

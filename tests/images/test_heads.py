@@ -109,6 +109,9 @@ def test_bounds_name_the_size_and_the_limit() -> None:
     bounds.check_bytes(9)
     with pytest.raises(ImageError, match="101 x 1 pixels, more than the limit of 100"):
         bounds.check_pixels(101, 1)
+    Bounds().check_pixels(65_535, 1)
+    with pytest.raises(ImageError, match="1 x 65536 pixels, more than 65535 a side"):
+        Bounds().check_pixels(1, 65_536)
     with pytest.raises(ImageError, match="0 x 5 pixels"):
         bounds.check_pixels(0, 5)
     with pytest.raises(ImageError, match="10 bytes, more than the limit of 9"):

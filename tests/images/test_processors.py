@@ -15,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
+from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from minisgl.config import ConfigError
-from minisgl.images import ImageError, PreparedImage, Processor, processors, read_processor
+from minisgl.images import ImageError, Processor, Tile, processors, read_processor
 from minisgl.prompt_image import digest_of
 from tests.helpers.image_files import GEMMA3, GEMMA3_MODEL, QWEN3, QWEN3_MODEL, encoded, exif, model_folder, picture
 
@@ -29,6 +31,9 @@ CLIP = {  # Qwen2-VL's own numbers
     "max_pixels": 12845056,
 }
 CLIP_MODEL = {"model_type": "qwen2_vl", "image_token_id": 3, "vision_config": {"spatial_merge_size": 2}}
+SMOL = {"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": 1536}}
+SMOL_MODEL = {"image_token_id": 3, "scale_factor": 3, "vision_config": {"image_size": 384, "patch_size": 14}}
+TOKENS = ("<fake_token_around_image>", "<image>", "<global-img>")
 SIZES = ((1, 1), (200, 1), (1, 200), (31, 33), (64, 64), (480, 640), (2000, 300), (1024, 1024), (1100, 1020))
 
 
@@ -43,9 +48,17 @@ def read(folder: Path, max_tokens: int = CAP) -> Processor:
     return found
 
 
-def values(processor: Processor, prepared: PreparedImage) -> np.ndarray[Any, Any]:
+def one_tile(processor: Processor, image: Image.Image | bytes, max_tokens: int | None = None) -> Tile:
+    """Return the only tile of a prepared image, which leaves the text of the chat template as it is."""
+    prepared = processor.prepare(image, max_tokens=max_tokens)
+    [tile] = prepared.tiles
+    assert (prepared.num_tokens, prepared.num_bytes) == (tile.num_tokens, len(tile.pixels))
+    return tile
+
+
+def values(processor: Processor, tile: Tile) -> np.ndarray[Any, Any]:
     """Return what a tower reads: float32 [patches, 3, patch * patch]."""
-    pixels = np.frombuffer(prepared.pixels, np.uint8).reshape(prepared.grid[0] * prepared.grid[1], 3, -1)
+    pixels = np.frombuffer(tile.pixels, np.uint8).reshape(tile.grid[0] * tile.grid[1], 3, -1)
     found: np.ndarray[Any, Any] = processor.table[np.arange(3)[:, None], pixels]
     return found
 
@@ -55,7 +68,7 @@ def assert_equal_to_qwen(processor: Processor, theirs: Any, image: Image.Image, 
     size = {"shortest_edge": theirs.size["shortest_edge"], "longest_edge": max_tokens * edge**2}
     size["longest_edge"] = min(size["longest_edge"], theirs.size["longest_edge"])
     expected = theirs(image.convert("RGB"), size=size, return_tensors="np")
-    prepared = processor.prepare(encoded(image))
+    prepared = one_tile(processor, encoded(image))
     assert [[1, *prepared.grid]] == expected["image_grid_thw"].tolist()
     assert prepared.num_tokens == prepared.grid[0] * prepared.grid[1] // 4 <= max_tokens
     frames = expected["pixel_values"].reshape(-1, 3, 2, processor.family.patch**2)
@@ -116,7 +129,7 @@ def test_pixels_are_within_a_step_of_the_torch_backend(qwen: Processor, width: i
     """Torchvision's resize of bytes is `interpolate`, and it rescales and normalises in one operation. As transformers'
     own two backends they differ by one of 255 steps in few values, and by two in hardly any."""
     image = picture(width, height, 6)
-    prepared = qwen.prepare(image)
+    prepared = one_tile(qwen, image)
     size = [16 * side for side in prepared.grid]
     tensor = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
     resized = torch.nn.functional.interpolate(tensor, size=size, mode="bicubic", antialias=True)
@@ -157,8 +170,8 @@ def test_a_low_limit_holds_or_says_how_many_tokens_it_would_be(long: int, ratio:
 
 
 def test_a_limit_below_the_smallest_size_makes_that_smaller(qwen: Processor) -> None:
-    assert qwen.prepare(encoded(picture(1, 1)), max_tokens=16).grid == (8, 8)
-    assert qwen.prepare(encoded(picture(1, 1))).grid == (16, 16)
+    assert one_tile(qwen, encoded(picture(1, 1)), max_tokens=16).grid == (8, 8)
+    assert one_tile(qwen, encoded(picture(1, 1))).grid == (16, 16)
 
 
 def test_a_request_lowers_the_limit_and_cannot_raise_it(qwen: Processor) -> None:
@@ -169,13 +182,13 @@ def test_a_request_lowers_the_limit_and_cannot_raise_it(qwen: Processor) -> None
 
 def test_the_digest_is_of_kind_grid_and_pixels(qwen: Processor, tmp_path: Path) -> None:
     image = picture(64, 64)
-    first = qwen.prepare(encoded(image))
+    first = one_tile(qwen, encoded(image))
     assert first.digest == digest_of(qwen.kind, first.grid, first.pixels)
-    assert first == qwen.prepare(encoded(image, "WEBP", lossless=True)) == qwen.prepare(image)
+    assert first == one_tile(qwen, encoded(image, "WEBP", lossless=True)) == one_tile(qwen, image)
     image.putpixel((5, 5), (0, 0, 0))
-    assert qwen.prepare(encoded(image)).digest != first.digest
-    turned = qwen.prepare(encoded(picture(64, 96), exif=exif(6)))
-    assert turned.grid[::-1] == qwen.prepare(encoded(picture(64, 96))).grid
+    assert one_tile(qwen, encoded(image)).digest != first.digest
+    turned = one_tile(qwen, encoded(picture(64, 96), exif=exif(6)))
+    assert turned.grid[::-1] == one_tile(qwen, encoded(picture(64, 96))).grid
     changes = (
         {"image_mean": [0.5, 0.5, 0.4]},
         {"image_std": [0.5, 0.4, 0.5]},
@@ -194,20 +207,66 @@ def test_a_processor_is_the_same_for_all_threads(qwen: Processor) -> None:
         qwen.table[0, 0] = 1
     with pytest.raises(AttributeError):
         qwen.kind = ""  # type: ignore[misc]
-    assert qwen.marker_id == 7 and qwen.table.dtype == np.float32 and qwen.family.rewrite is None
+    assert qwen.marker_id == 7 and qwen.table.dtype == np.float32 and not qwen.family.marker
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (3000, 10), (640, 480), (896, 896)])
 def test_gemmas_pixels_equal_transformers_to_the_bit(tmp_path: Path, width: int, height: int) -> None:
     processor, image = read(model_folder(tmp_path, GEMMA3, GEMMA3_MODEL)), picture(width, height, 8)
-    prepared = processor.prepare(encoded(image), max_tokens=100)
+    prepared = one_tile(processor, encoded(image), max_tokens=100)
     expected = Gemma3ImageProcessorPil(**GEMMA3)(image, return_tensors="np")["pixel_values"][0]
     blocks = expected.reshape(3, 16, 4, 14, 16, 4, 14)  # the tower averages blocks of 4 x 4 patches
     patches = blocks.transpose(1, 4, 2, 5, 0, 3, 6).reshape(4096, 3, 196)
     assert (prepared.grid, prepared.num_tokens, processor.max_tokens, processor.marker_id) == ((64, 64), 256, 256, 9)
     assert values(processor, prepared).tobytes() == np.ascontiguousarray(patches).tobytes()
     begin = "<start_of_image>"
-    assert processor.family.rewrite == (begin, f"\n\n{begin}<image_soft_token><end_of_image>\n\n")
+    assert processor.family.marker == begin
+    assert processor.prepare(image).text == f"\n\n{begin}<image_soft_token><end_of_image>\n\n"
+
+
+def idefics3(path: Path, edge: int, tile: int, patch: int, merge: int, **more: Any) -> Path:
+    processor = {"size": {"longest_edge": edge}, "max_image_size": {"longest_edge": tile}, **more}
+    tower = {"image_size": tile, "patch_size": patch}
+    model = {"image_token_id": 5, "scale_factor": merge, "vision_config": tower}
+    return model_folder(path, {"image_processor_type": "SmolVLMImageProcessor"} | processor, model)
+
+
+PUBLISHED = ((2048, 512, 16, 4), (1536, 384, 14, 3), (1456, 364, 14, 2))  # SmolVLM 256M, 2.2B, Idefics 3
+OTHERS = ((1455, 364, 14, 2), (300, 364, 14, 2), (1000, 512, 16, 4))
+
+
+@pytest.mark.parametrize("numbers", [*PUBLISHED, *OTHERS])
+@pytest.mark.parametrize("splits", [True, False])
+def test_tiles_equal_transformers_to_the_bit(tmp_path: Path, numbers: tuple[int, ...], splits: bool) -> None:
+    edge, tile, patch, merge = numbers
+    folder = idefics3(tmp_path, edge, tile, patch, merge, do_image_splitting=splits)
+    processor, rows = read(folder, 1 << 20), tile // patch // merge
+    theirs = Idefics3ImageProcessorPil(**json.loads((folder / "preprocessor_config.json").read_text()))
+    for width, height in ((1, 1), (1, 700), (3000, 10), (33, 31), (640, 480), (tile - 1, tile + 1), (edge + 1, edge)):
+        image = picture(width, height, 9)
+        expected = theirs(image, return_tensors="np", return_row_col_info=True)
+        prepared = processor.prepare(encoded(image))
+        assert len(prepared.tiles) == expected["pixel_values"].shape[1]
+        for one, pixels in zip(prepared.tiles, expected["pixel_values"][0], strict=True):
+            side = rows * merge * patch  # the tower reads whole patches
+            blocks = pixels[:, :side, :side].reshape(3, rows, merge, patch, rows, merge, patch)
+            patches = blocks.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, 3, patch**2)
+            assert (one.grid, one.num_tokens) == ((rows * merge, rows * merge), rows**2)
+            assert values(processor, one).tobytes() == np.ascontiguousarray(patches).tobytes()
+        text = (expected["rows"][0][0], expected["cols"][0][0], 1, *TOKENS)
+        assert prepared.text == get_image_prompt_string(*text) and processor.family.marker == "<image>"
+
+
+def test_a_narrow_picture_has_a_tile_however_sides_are_rounded(tmp_path: Path) -> None:
+    processor = read(idefics3(tmp_path, 392, 392, 14, 2))  # 392 * (1 / 392) < 1
+    assert one_tile(processor, picture(1, 3000)).grid == (28, 28)
+
+
+def test_a_limit_of_tokens_makes_fewer_tiles(tmp_path: Path) -> None:
+    processor = read(idefics3(tmp_path, 2048, 512, 16, 4))
+    for limit, count in ((1 << 20, 17), (1024, 17), (1023, 10), (256, 5), (255, 1), (1, 1)):
+        assert len(processor.prepare(picture(300, 300), max_tokens=limit).tiles) == count
+    assert len(processor.prepare(picture(900, 300), max_tokens=255).tiles) == 4, "three of a row, and the whole"
 
 
 def nested(folder: Path) -> None:
@@ -264,6 +323,9 @@ def test_a_folder_without_files_has_none(tmp_path: Path) -> None:
         (GEMMA3 | {"size": {"height": 448, "width": 448}}, GEMMA3_MODEL, "size 448: must be 896"),
         (GEMMA3 | {"size": {"height": 896, "width": 448}}, GEMMA3_MODEL, "must be a square"),
         (GEMMA3, GEMMA3_MODEL | {"mm_tokens_per_image": 100}, "makes 100 tokens"),
+        (SMOL, SMOL_MODEL, "max_image_size 364: must be 384"),
+        (SMOL | {"max_image_size": {"longest_edge": 384}}, SMOL_MODEL | {"scale_factor": 5}, "squares of 5 x 5"),
+        (SMOL | {"size": {"height": 8}}, SMOL_MODEL | {"vision_config": {"image_size": 364}}, "longest_edge of 4096"),
     ],
 )
 def test_a_damaged_folder_is_an_error_that_names_the_field(

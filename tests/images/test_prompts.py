@@ -5,25 +5,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minisgl.images import PreparedImage, expand
+from minisgl.images import PreparedImage, Tile, expand
 from minisgl.prompt_image import digest_of, virtual_ids
 
 MARKER = 7
 
 
-def prepared(num_tokens: int, seed: int = 0) -> PreparedImage:
+def tile(num_tokens: int, seed: int = 0) -> Tile:
     pixels = bytes((seed,)) * num_tokens * 4
-    return PreparedImage(digest_of("tiny", (2, 2 * num_tokens), pixels), (2, 2 * num_tokens), num_tokens, pixels)
+    return Tile(digest_of("tiny", (2, 2 * num_tokens), pixels), (2, 2 * num_tokens), num_tokens, pixels)
+
+
+def prepared(num_tokens: int, seed: int = 0) -> PreparedImage:
+    return PreparedImage((tile(num_tokens, seed),))
 
 
 @pytest.mark.parametrize("places", [(), (0,), (5,), (0, 1), (2, 3, 5), (0, 5), (0, 1, 2, 3, 4, 5)])
 def test_each_marker_becomes_the_ids_of_its_image(places: tuple[int, ...]) -> None:
     ids = np.array([MARKER if at in places else 100 + at for at in range(6)], np.int32)
-    images = [prepared(at + 1, at) for at in range(len(places))]
+    images = [tile(at + 1, at) for at in range(len(places))]
     expected, queue = list[int](), list(images)
     for token in ids.tolist():
         expected += virtual_ids((one := queue.pop(0)).digest, one.num_tokens).tolist() if token == MARKER else [token]
-    found, where = expand(ids, MARKER, images)
+    cut = [PreparedImage(tuple(images[:2])), *(PreparedImage((one,)) for one in images[2:])]  # two tiles, then one each
+    found, where = expand(ids, MARKER, cut)
     assert found.tolist() == expected and found.dtype == np.int32
     assert [(one.digest, one.grid, one.num_tokens, one.pixels) for one in where] == [
         (one.digest, one.grid, one.num_tokens, one.pixels) for one in images

@@ -56,7 +56,7 @@ def test_a_scaled_down_engine_decodes(name: str, engine: str, tmp_path: Path, mo
     limits = {"num_pages": 64, "max_running_requests": 4, "max_prefill_length": 16}
     with LLM(str(tmp_path), engine=engine, load_format="dummy", **limits) as llm:
         wanted = "bf16" if engine == "cpu" else dtypes.choose("auto", "bfloat16", torch.device("cpu"))[0]
-        assert (llm._engine.info.name, llm._engine.info.dtype) == (engine, wanted)
+        assert (llm.engine_info.name, llm.engine_info.dtype) == (engine, wanted)
         prompts = [[*range(length)] for length in (1, 20, 40)]
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), progress=False)
     assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 3
@@ -131,7 +131,7 @@ def test_llm_samples_as_the_model_says(engine: str, tmp_path: Path, monkeypatch:
             assert (found.token_ids, found.finish_reason) == ([eos], "stop")
     with LLM(str(tmp_path), engine=engine, load_format="dummy", num_pages=8, generation_config="none") as llm:
         assert llm.default_params == SamplingParams()
-        assert llm._engine.info.eos_ids == (250, 251, 299)
+        assert llm.engine_info.eos_ids == (250, 251, 299)
 
 
 def test_llm_takes_a_chat_template() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from minisgl.config import ConfigError
-from minisgl.models.config import load_config, read_config
+from minisgl.models.config import load_config, parse_config, read_config
 from minisgl.models.towers import Tower, find_tower, with_images
-from tests.helpers.vision import gemma, saved, seer
+from tests.helpers.vision import gemma, idefics3, saved, seer
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +110,37 @@ def test_a_number_of_tokens_that_is_no_square_is_refused(pooled: Path) -> None:
     for tokens in (0, -4, 8):
         with pytest.raises(ConfigError, match=f"mm_tokens_per_image: {tokens}: must be a square"):
             find_tower(read_config(pooled)[0] | {"mm_tokens_per_image": tokens}, load_config(pooled))
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(idefics3(), tmp_path_factory.mktemp("idefics3"))
+
+
+def test_the_tower_of_idefics_3_joins_blocks_of_patches(joined: Path) -> None:
+    raw, model = read_config(joined)[0], load_config(joined)
+    tower = tower_of(joined)
+    assert tower is not None and not tower.both_ways and tower.out_size == 48
+    assert (tower.patches.side, tower.patches.merge, tower.layers.ropes, tower.layers.last_norm) == (8, 2, (), True)
+    assert with_images(model, raw, tower) == model, "positions have one axis"
+    text = {name: one for name, one in raw["text_config"].items() if name != "num_attention_heads"}
+    assert parse_config(raw | {"text_config": text | {"hidden_size": 2048}}).num_heads == 32, "the class's own"
+    few = {"image_size": 512, "patch_size": 16, "hidden_size": 768, "num_attention_heads": 12}
+    published = find_tower(raw | {"vision_config": few, "scale_factor": 4}, model)
+    assert published is not None and (published.patches.side, published.patches.merge) == (32, 4)
+    assert (published.layers.num_layers, published.layers.intermediate_sizes[0]) == (12, 3072), "the class's own"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"scale_factor": 3}, "scale_factor: 3: must divide 8, the patches in a row of a tile"),
+        ({"scale_factor": 0}, "scale_factor: 0: must divide 8"),
+        ({"vision_config": {"image_size": 16, "patch_size": 32}}, "scale_factor: 2: must divide 0"),
+    ],
+)
+def test_towers_of_idefics_3_that_we_cannot_compute_are_refused(
+    joined: Path, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        find_tower(read_config(joined)[0] | changes, load_config(joined))

@@ -102,6 +102,38 @@ def test_a_request_that_ends_gives_its_run_up() -> None:
     assert tower.num_given_up == 1
 
 
+def test_a_retracted_request_is_seen_again_once_its_pages_are_evicted() -> None:
+    tower, one, num_cached = Tower(), request(1, 0, 20), 7
+    waiting = seeing(tower)
+    waiting.sent_back(one, lambda: num_cached)
+    assert waiting.take() == [] and not tower.runs and not waiting and 1 not in waiting, "the scheduler has it"
+    num_cached = 3
+    assert waiting.take() == [] and tower.runs[-1].image.start == 20, "page 3 had the beginning of the second image"
+    tower.end(image=False)
+    assert waiting.take() == []
+    tower.end(image=True)
+    assert waiting.take() == [] and list(one.features) == [b"\x01\x14"] and len(tower.runs) == 2
+    num_cached = 0
+    assert waiting.take() == [] and tower.runs[-1].image.start == 0
+    tower.end(image=False)
+    waiting.take()
+    waiting.started(1)
+    assert waiting.take() == [] and tower.num_given_up == 0, "its step takes what the slice in progress computes"
+    tower.end(image=False)
+    assert waiting.take() == [] and tower.num_given_up == 1 and len(tower.runs) == 4
+
+
+def test_a_retracted_request_that_has_ended_or_whose_scheduler_is_replaced_is_not_seen() -> None:
+    tower, one, other = Tower(), request(1, 0), request(2, 0)
+    waiting = seeing(tower)
+    waiting.sent_back(one, lambda: 0)
+    one.images = ()  # as the tracker does
+    assert waiting.take() == [] and not tower.runs
+    waiting.sent_back(other, lambda: 0)
+    waiting.lost()
+    assert waiting.take() == [] and not tower.runs
+
+
 def test_without_somebody_to_wake_images_are_computed_at_once() -> None:
     tower, one = Tower(), request(1, 0, 20)
     assert not Seeing(tower, PAGE).add(one, lambda: 0)

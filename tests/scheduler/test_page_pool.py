@@ -18,11 +18,11 @@ def test_pages_go_out_lowest_first_and_the_last_freed_comes_back_first() -> None
 
 def test_an_empty_pool_gives_nothing_and_a_full_one_takes_nothing() -> None:
     pool = PagePool(1)
-    with pytest.raises(ControlPlaneError):
+    with pytest.raises(ControlPlaneError, match=r"^2 pages are free, the pool has 1$"):
         pool.push([0])
     pool = PagePool(1)
     pool.pop()
-    with pytest.raises(ControlPlaneError):
+    with pytest.raises(ControlPlaneError, match=r"^a page was taken from an empty pool$"):
         pool.pop()
 
 

@@ -97,6 +97,13 @@ def test_a_prompt_above_the_cache_limit_is_not_cached() -> None:
     assert driver.plane.stats().num_free_pages == 59
 
 
+def test_the_smallest_cache_limit_is_one() -> None:
+    driver = Driver(cache_max_prompt=1)
+    driver.step(arrival(1, LONG[:5], max_tokens=8))
+    driver.run()
+    assert paths(driver) == []
+
+
 def test_a_too_long_prompt_is_shared_while_its_request_runs() -> None:
     driver = Driver(cache_max_prompt=13)
     driver.step(arrival(1, LONG, max_tokens=3))

@@ -136,7 +136,7 @@ def test_releasing_twice_is_noticed() -> None:
     tree = make_tree()
     handle = hold(tree, [1, 2])
     tree.release(handle)
-    with pytest.raises(ControlPlaneError):
+    with pytest.raises(ControlPlaneError, match="unlocked more often than locked"):
         tree.release(handle)
 
 
@@ -152,9 +152,9 @@ def test_check_tree_child_with_more_locks_than_its_parent_is_refused() -> None:
 def test_the_tree_refuses_tokens_that_it_has_and_pages_that_are_not_full() -> None:
     tree = make_tree()
     cache(tree, [1, 2])
-    with pytest.raises(ControlPlaneError):
+    with pytest.raises(ControlPlaneError, match="holds these tokens already"):
         tree.append(tree.root, [1, 2], tree.take(1))
-    with pytest.raises(ControlPlaneError):
+    with pytest.raises(ControlPlaneError, match="1 tokens do not fill 1 pages"):
         tree.append(tree.root, [3], tree.take(1))
 
 

@@ -5,21 +5,9 @@ from __future__ import annotations
 import pytest
 
 from minisgl.step import Abort, FinishReason
-from tests.helpers.scheduler import Driver, arrival, lengths
+from tests.helpers.scheduler import Driver, arrival, crowded, lengths
 
 pytestmark = pytest.mark.usefixtures("each_control_plane")
-
-
-def crowded(num_requests: int = 3, **config: object) -> Driver:
-    """Requests of 4 prompt tokens with much to say, in a pool of 2 pages for each: the second page of each is
-    taken at its first decode step, the third at its fifth, when none is left."""
-    driver = Driver(num_pages=2 * num_requests, context_len=64, **config)
-    driver.plane.reserve_ratio = 0
-    driver.step(*[arrival(i, [10 + i] * 4, max_tokens=12) for i in range(num_requests)])
-    for _ in range(4):
-        assert len(driver.step()) == num_requests
-    assert driver.plane.stats().num_free_pages == 0
-    return driver
 
 
 def test_the_last_in_order_is_retracted_and_comes_back_with_what_it_generated() -> None:
@@ -91,11 +79,7 @@ def test_a_request_retracted_in_flight_keeps_its_token_and_its_slot_until_the_co
     driver = crowded()
     driver.schedule()  # retracts 2, nothing in flight: its slot is free at once
     assert driver.plan.num_freed == 1
-    driver = Driver(num_pages=6, context_len=64)
-    driver.plane.reserve_ratio = 0
-    driver.step(*[arrival(i, [10 + i] * 4, max_tokens=12) for i in range(3)])
-    for _ in range(3):
-        driver.step()
+    driver = crowded(3, 3)
     assert len(driver.schedule()) == 3
     assert lengths(driver.schedule()) == [(0, 1), (1, 1)], "retracts 2, which has a row in the step before"
     assert (driver.plan.num_freed, driver.plane.stats().num_draining) == (0, 1)
@@ -109,11 +93,7 @@ def test_a_request_retracted_in_flight_keeps_its_token_and_its_slot_until_the_co
 
 
 def test_a_token_in_flight_may_end_a_request_that_was_retracted_meanwhile() -> None:
-    driver = Driver(num_pages=6, context_len=64, eos_ids=(2008,), sampler=lambda r, p: p + (2000 if r == 2 else 1000))
-    driver.plane.reserve_ratio = 0
-    driver.step(*[arrival(i, [10 + i] * 4, max_tokens=12) for i in range(3)])
-    for _ in range(3):
-        driver.step()
+    driver = crowded(3, 3, eos_ids=(2008,), sampler=lambda r, p: p + (2000 if r == 2 else 1000))
     driver.schedule()
     driver.schedule()
     assert driver.plan.num_retracted == 1

@@ -13,7 +13,7 @@ from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.digest import plan_digest
 from minisgl.scheduler.reference import ReferenceControlPlane
 from minisgl.step import Abort, Arrival, EventError, Events, FinishReason, ForwardFailed, StepBuffers
-from tests.helpers.scheduler import Driver, arrival, lengths
+from tests.helpers.scheduler import Driver, arrival, crowded, lengths
 
 pytestmark = pytest.mark.usefixtures("each_control_plane")
 
@@ -67,11 +67,7 @@ def test_after_a_failed_forward_pages_slots_and_cache_are_as_at_start() -> None:
 
 
 def test_a_request_retracted_since_the_failed_step_ends_too() -> None:
-    driver = Driver(num_pages=6, context_len=64)
-    driver.plane.reserve_ratio = 0
-    driver.step(*[arrival(i, [10 + i] * 4, max_tokens=12) for i in range(3)])
-    for _ in range(3):
-        driver.step()
+    driver = crowded(3, 3)
     driver.schedule()
     driver.schedule()
     assert driver.plan.num_retracted == 1
@@ -147,16 +143,20 @@ def test_calls_out_of_order_kill_the_object() -> None:
         return driver
 
     tokens = np.array([5], np.int32)
-    for call in (
-        lambda plane: plane.schedule(2, Events()),
-        lambda plane: plane.commit(1, tokens),
-        lambda plane: plane.commit(0, np.zeros(2, np.int32)),
-        lambda plane: plane.commit(0, np.array([5])),
-        lambda plane: plane.commit(0, np.array([-1], np.int32)),
-        lambda plane: (plane.schedule(1, Events()), plane.schedule(2, Events())),
-    ):
+    calls: dict[str, Callable[[ControlPlane], object]] = {
+        r"schedule\(2\) came after schedule\(0\)": lambda plane: plane.schedule(2, Events()),
+        r"commit\(1\)": lambda plane: plane.commit(1, tokens),
+        "2": lambda plane: plane.commit(0, np.zeros(2, np.int32)),
+        "int": lambda plane: plane.commit(0, np.array([5])),
+        "step 0 sampled a negative token": lambda plane: plane.commit(0, np.array([-1], np.int32)),
+        r"schedule\(2\) came before commit\(0\)": lambda plane: (
+            plane.schedule(1, Events()),
+            plane.schedule(2, Events()),
+        ),
+    }
+    for said, call in calls.items():
         plane = fresh().plane
-        with pytest.raises(ControlPlaneError):
+        with pytest.raises(ControlPlaneError, match=said):
             call(plane)
         with pytest.raises(ControlPlaneError, match="dead"):
             plane.commit(0, tokens)

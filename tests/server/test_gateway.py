@@ -141,17 +141,13 @@ def test_a_gateway_that_cannot_start_says_why_and_python_serves(
 
 def test_a_server_whose_event_loop_stands_still_is_alive_and_not_ready() -> None:
     """Streams go on, and so does the answer of the gateway that the process lives; but nothing is prepared."""
-    go_on = threading.Event()
     with frontend(front_end="rust") as server, server.http() as http:
         server.on_loop(server.app.context.metrics.start)
-        try:
-            server._loop.call_soon_threadsafe(go_on.wait)
+        with server.standing_still():
             deadline = time.monotonic() + WAIT_S
             with pytest.raises(httpx.TimeoutException):
                 while time.monotonic() < deadline:
                     assert http.get("/readyz", timeout=0.5).status_code == 200
             assert http.get("/livez").json() == {"status": "ok"}
-        finally:
-            go_on.set()
         assert http.get("/readyz").json() == {"status": "ok"}
         server.on_loop(server.app.context.metrics.stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from datetime import datetime
 from functools import cache
@@ -262,7 +263,7 @@ REFUSED = {
 def test_what_a_template_refuses_is_for_the_client(source: str, text: str) -> None:
     with pytest.raises(ChatTemplateError, match=text) as caught:
         ChatTemplate(source, {}).render([USER])
-    assert str(caught.value).startswith("messages: ")
+    assert re.match("messages: the chat template (refuses|fails on) them: ", str(caught.value))
 
 
 def test_no_messages_are_refused() -> None:

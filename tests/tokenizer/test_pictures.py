@@ -1,4 +1,5 @@
-"""Where templates show images: found out by trials, kept through every rearrangement, and never made by a text."""
+"""Chat templates with images: test messages show where a template puts an image, every rearrangement of messages keeps
+the order of their images, and no text of a conversation becomes an image."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ def test_a_template_of_texts_refuses_images_and_takes_messages_without() -> None
 
 
 def test_a_rewritten_marker_is_one_of_the_template_only() -> None:
-    """As for Gemma 3, whose template writes one token, in place of which others are encoded."""
+    """Gemma 3's template writes one token for an image, which the processor replaces by several before encoding."""
     template = (
         "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
         "{% if part.type == 'image' %}<|vision_start|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"

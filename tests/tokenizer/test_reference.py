@@ -199,8 +199,9 @@ def test_streams_stop_at_the_same_place(name: str, seed: int, times: int) -> Non
 def test_what_cannot_be_encoded_is_an_error_of_both() -> None:
     text = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token=None)).to_str()
     for one in (ReferenceTokenizer(text=text), _rust.TextTokenizer(text=text)):
-        with pytest.raises(NotEncodable, match="Missing"):
-            one.encode("b")
+        for guards in ((), (1,)):
+            with pytest.raises(NotEncodable, match=r"^the tokenizer has no ids for it: .*Missing"):
+                one.encode("bb", guards=guards)
         with pytest.raises(UnicodeEncodeError):
             one.encode("\ud800")
     for kind in (ReferenceTokenizer, _rust.TextTokenizer):

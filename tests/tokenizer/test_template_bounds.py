@@ -71,6 +71,7 @@ ATTACKS = {
     "bytes": "{{ 'a'.encode().zfill(3000000000) }}",
     "tabs": "{{ messages[0].content.expandtabs(3000000000) }}",
     "indented": "{{ messages[0].content | indent(3000000000) }}",
+    "many lines indented": "{{ ('a\\n' * 15000) | indent(4000) }}",
     "indented json": "{{ messages | tojson(indent=100000000) }}",
     "replaced": BIG + "{{ big.replace('a', big) }}",
     "replaced everywhere": BIG + "{{ big.replace('', big) }}",

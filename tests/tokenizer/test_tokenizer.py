@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from hypothesis import strategies as st
 from tokenizers import models, processors
 
 from minisgl import envs
-from minisgl.config import ConfigError
+from minisgl.config import ConfigError, EngineConfig
 from minisgl.tokenizer import ChatTemplateError, Tokenizer, TokenizerError
+from minisgl.tokenizer.early import EarlyTokenizer
 from minisgl.tokenizer.echo import ECHO_BOS_ID, ECHO_EOS_ID, ECHO_VOCAB_SIZE
 from minisgl.tokenizer.reference import ReferenceTokenizer
 from tests.helpers.text import REAL, TEXTS, reference_tokenizer, tokenizer_named
@@ -98,9 +100,34 @@ def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
     backend.save(str(tmp_path / "tokenizer.json"))
     assert Tokenizer.load(tmp_path).encode("hi", add_special_tokens=False).tolist() == [2]
     assert len(Tokenizer.load(tmp_path).encode("<s><s><s><s>")) == 5
+    assert len(ReferenceTokenizer(tmp_path / "tokenizer.json").encode("<s><s><s><s>")) == 5
 
 
 # ------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(
+    ("engine", "named", "opened_by"),
+    [("cpu", "model", ["early-tokenizer"]), ("cpu", "other", ["early-tokenizer", "main"]), ("echo", "model", ["main"])],
+)
+def test_a_tokenizer_is_loaded_once_while_the_engine_loads_unless_that_names_another_folder(
+    engine: str, named: str, opened_by: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("model", "other"):
+        (tmp_path / name).mkdir()
+        write_model(tmp_path / name)
+    opened: list[str] = []
+    open_folder = Tokenizer.open
+
+    def noted(*args: Any) -> Tokenizer:
+        opened.append(threading.current_thread().name)
+        return open_folder(*args)
+
+    monkeypatch.setattr(Tokenizer, "open", noted)
+    monkeypatch.setattr(threading.current_thread(), "name", "main")
+    early = EarlyTokenizer(EngineConfig(model=str(tmp_path / "model"), engine=engine))
+    assert early.take(str(tmp_path / named), lambda line: None).encode("hi", add_special_tokens=False).tolist() == [2]
+    assert opened == opened_by
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])

@@ -23,7 +23,6 @@ DISTRIBUTIONS = {
     "zmq": "pyzmq",
     "flashinfer": "flashinfer-python",
     "pydantic_core": "pydantic",
-    "starlette": "fastapi",
     "triton": "torch",
     "PIL": "pillow",
 }

@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from minisgl import _rust
 from minisgl.config import ConfigError
 from minisgl.weights.sources import find_smollm2
+from tests.helpers.gguf import finish
 
 
 def _expected(kind: str, data: npt.NDArray[np.uint8]) -> Any:
@@ -102,11 +103,7 @@ def test_a_header_with_values_of_every_type(tmp_path: Path) -> None:
     writer.add_tensor("matrix", np.ones((3, 5), np.float32))
     writer.add_tensor("cube", np.ones((2, 3, 5), np.float16))
     writer.add_tensor("line", np.ones(7, np.int32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    _compare(tmp_path / "m.gguf")
+    _compare(finish(writer, tmp_path / "m.gguf"))
 
 
 def test_the_header_of_the_embedded_model() -> None:

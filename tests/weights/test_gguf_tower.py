@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,14 +26,21 @@ from minisgl.receipt import weights_digest
 from minisgl.runner.build import build_engine
 from minisgl.sampling_params import SamplingParams
 from minisgl.weights.gguf_folder import seeing_folder
-from tests.helpers.gguf import Edit
+from minisgl.weights.gguf_tower import may_see
+from tests.helpers.gguf import TOKENS, Edit
+from tests.helpers.image_files import picture
 from tests.helpers.models import LOGITS_WITHIN
 from tests.helpers.seeing_gguf import KINDS, MARKER, seer_of_files, write_text, write_tower
 from tests.helpers.vision import MERGE, PATCH, prompt_of, random_image, saved, their_logits
 
 pytestmark = pytest.mark.any_cpu
+BEGIN, END = "<start_of_image>", "<end_of_image>"
 NONE_BESIDE = "no mmproj-*.gguf beside the model: name one by --mmproj"
-SEVERAL: Sequence[int | PromptImage] = [3, random_image(2, 6), 1, random_image(8, 4), 5]
+SEVERAL: dict[str, Sequence[int | PromptImage]] = {
+    "qwen3-vl": [3, random_image(2, 6), 1, random_image(8, 4), 5],
+    **dict.fromkeys(("gemma3", "smolvlm"), (3, random_image(8, 8), 1, random_image(8, 8, seed=1), 5)),
+}
+each_family = pytest.mark.parametrize("model", SEVERAL, indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +49,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return seer_of_files()
+def model(request: pytest.FixtureRequest) -> Any:
+    return seer_of_files(family=getattr(request, "param", "qwen3-vl"))
 
 
 @pytest.fixture
@@ -66,19 +74,37 @@ def logits(engine: CpuEngine, parts: Sequence[int | PromptImage]) -> torch.Tenso
     return torch.from_numpy(found.copy())
 
 
-@pytest.mark.parametrize("taps", [[0, 2], [1], []])
+def exchange_matrices(writer: GGUFWriter) -> None:
+    """Give each matrix of an MLP the name of the other, as in the first published files of Gemma 3."""
+    [tensors] = writer.tensors
+    others = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+    named = {re.sub("ffn_up|ffn_down", lambda found: others[found[0]], name): one for name, one in tensors.items()}
+    writer.tensors = [named]
+
+
+TOWERS: list[tuple[str, dict[str, Any], Edit | None]] = [
+    *(("qwen3-vl", {"deepstack_visual_indexes": taps}, None) for taps in ([0, 2], [1], [])),
+    *(("gemma3", {}, edit) for edit in (None, exchange_matrices)),
+    ("gemma3", {"layer_norm_eps": 0.5}, None),
+    ("smolvlm", {"layer_norm_eps": 0.5}, None),
+]
+
+
+@pytest.mark.parametrize(("family", "tower", "edit"), TOWERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_pair_of_files_computes_what_transformers_does(kind: str, taps: list[int], tmp_path: Path) -> None:
-    model = seer_of_files(kind, deepstack_visual_indexes=taps)
-    write_tower(tmp_path / "mmproj-x.gguf", model, kind)
+def test_a_pair_of_files_computes_what_transformers_does(
+    kind: str, family: str, tower: dict[str, Any], edit: Edit | None, tmp_path: Path
+) -> None:
+    model, parts = seer_of_files(kind, family, **tower), SEVERAL[family]
+    write_tower(tmp_path / "mmproj-x.gguf", model, kind, edit)
     engine, said = loaded(write_text(tmp_path / "x.gguf", model))
     assert engine.info.sees and "images: the vision tower has 3 layers, from mmproj-x.gguf" in said
-    torch.testing.assert_close(
-        logits(engine, SEVERAL), their_logits(model, *prompt_of(SEVERAL)), rtol=0, atol=LOGITS_WITHIN
-    )
+    theirs = their_logits(model, *prompt_of(parts))
+    torch.testing.assert_close(logits(engine, parts), theirs, rtol=0, atol=LOGITS_WITHIN)
     engine.close()
 
 
+@each_family
 def test_the_folder_describes_the_processor(model: Any, text: Path, tmp_path: Path) -> None:
     write_tower(tmp_path / "mmproj.gguf", model)
     folder, _ = seeing_folder(text, None)
@@ -88,7 +114,11 @@ def test_the_folder_describes_the_processor(model: Any, text: Path, tmp_path: Pa
     assert found.kind == expected.kind and found.marker_id == MARKER
     assert found.family.patch == PATCH and found.family.merge == MERGE
     np.testing.assert_array_equal(found.table, expected.table)
-    assert json.loads((folder / "config.json").read_bytes())["rope_scaling"]["mrope_section"] == [4, 2, 2]
+    config = json.loads((folder / "config.json").read_bytes())
+    if "scale_factor" in config:
+        assert config["scale_factor"] == 2 and found.prepare(picture(50, 20)) == expected.prepare(picture(50, 20))
+    else:
+        assert config.get("mm_tokens_per_image") == 16 or config["rope_scaling"]["mrope_section"] == [4, 2, 2]
 
 
 def _set(key: str, value: Any) -> Edit:
@@ -98,9 +128,10 @@ def _set(key: str, value: Any) -> Edit:
     return edit
 
 
+TYPE = "clip.projector_type"
 WRONG: dict[str, tuple[Edit, str]] = {
     "type": (
-        _set("clip.projector_type", "gemma3"),
+        _set(TYPE, "gemma3"),
         r"clip\.projector_type: 'gemma3': must be 'qwen3vl_merger' for the architecture 'qwen3vl'",
     ),
     "text model": (
@@ -123,11 +154,28 @@ WRONG: dict[str, tuple[Edit, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+_MLP = r"tensor v\.blk\.2\.ffn_up\.weight is \[96, 64\], not \[95, 64\]"
+WRONG_GEMMA: dict[str, tuple[Edit, str]] = {
+    "type": (
+        _set(TYPE, "gemma3nv"),
+        r"clip\.projector_type: 'gemma3nv': must be 'gemma3' for the architecture 'gemma3'",
+    ),
+    "block": (_set("clip.vision.projector.scale_factor", 3), r"scale_factor: 3: must divide 8, the patches in a row"),
+    "pixels": (_set("clip.vision.image_size", 33), r"image_size: 33: must be a multiple of the patch_size 4"),
+    "size": (_set("clip.vision.image_size", 24), r"tensor v\.position_embd\.weight is \[64, 64\], not \[36, 64\]"),
+    "inner": (_set("clip.vision.feed_forward_length", 95), _MLP),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "edit", "said"),
+    [*(("qwen3-vl", *one) for one in WRONG.values()), *(("gemma3", *one) for one in WRONG_GEMMA.values())],
+    ids=[*WRONG, *(f"gemma3 {name}" for name in WRONG_GEMMA)],
+    indirect=["model"],
+)
 def test_a_file_that_does_not_fit_is_refused_if_named_and_left_out_if_found(
-    name: str, model: Any, text: Path, tmp_path: Path
+    edit: Edit, said: str, model: Any, text: Path, tmp_path: Path
 ) -> None:
-    edit, said = WRONG[name]
     wrong = write_tower(tmp_path / "mmproj-F16.gguf", model, edit=edit)
     with pytest.raises(ConfigError, match=rf"--mmproj {wrong}: mmproj-F16\.gguf: .*{said}"):
         seeing_folder(text, str(wrong))
@@ -210,6 +258,40 @@ def test_llm_sees_with_files_and_another_tokenizer(model: Any, text: Path, tmp_p
             [one] = llm.generate([prompt], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True), progress=False)
             found.append((len(one.prompt_token_ids), one.outputs[0].token_ids))
     assert found[0] == found[1] == found[2] and found[0][0] > 900
+
+
+@pytest.mark.parametrize("model", ["gemma3"], indirect=True)
+def test_a_gemma_3_without_the_token_of_images_sees(model: Any, text: Path, tmp_path: Path) -> None:
+    """The first published files end before that token, which has no embedding."""
+    (tmp_path / "old").mkdir()
+    tokens = [*TOKENS[: MARKER - 1], BEGIN, *TOKENS[MARKER:-1], END]
+    old = write_text(tmp_path / "old" / "old.gguf", model, _set("tokenizer.ggml.tokens", tokens))
+    found = []
+    for file in (text, old):
+        write_tower(file.with_name("mmproj.gguf"), model)
+        folder, _ = seeing_folder(file, None)
+        marker = json.loads((folder / "config.json").read_bytes())["image_token_id"]
+        with LLM(str(file), engine="cpu", log_level="error", num_pages=128) as llm:
+            prompt = {"prompt": f"Look: {BEGIN} and say.", "multi_modal_data": {"image": Image.linear_gradient("L")}}
+            [one] = llm.generate([prompt], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True), progress=False)
+        assert one.prompt_token_ids.count(marker) == 16
+        found.append((marker, [*filter(lambda token: token != marker, one.prompt_token_ids)], one.outputs[0].token_ids))
+    assert found[0][0] == MARKER and found[1][0] == len(TOKENS) and found[0][1:] == found[1][1:]
+    write_text(old, model, _set("tokenizer.ggml.tokens", TOKENS))
+    assert seeing_folder(old, None)[1].endswith("has no <start_of_image>, which stands for an image or around one")
+
+
+def test_only_a_gemma_3_of_a_size_that_sees_asks_for_a_tower() -> None:
+    kind = {"general.architecture": "gemma3"}
+    assert [may_see(kind, {"num_hidden_layers": count}) for count in (18, 26, 34)] == [False, False, True]
+
+
+def test_only_a_llama_with_the_tokens_of_tiles_asks_for_a_tower() -> None:
+    kind = {"general.architecture": "llama"}
+    found = [
+        may_see({**kind, "tokenizer.ggml.tokens": tokens}, {}) for tokens in (["a"], ["<fake_token_around_image>"])
+    ]
+    assert found == [False, True] and not may_see(kind, {})
 
 
 def test_a_folder_has_its_own_tower(model: Any, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Pairs of a text model and a vision tower that llama.cpp's converter writes, beside the folder that it read and beside
-llama.cpp's own server with images."""
+"""llama.cpp's converter writes pairs of a text model and a vision tower. The tests compare their logits with those of
+the folder that it read, and their tokens with those of llama.cpp's own server with images."""
 
 from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from minisgl import envs
 from minisgl.engine.cpu_engine import CpuEngine
@@ -24,33 +26,35 @@ from minisgl.tokenizer import Tokenizer
 from tests.helpers.engines import load
 from tests.helpers.llama_cpp import Step, converted, llama_cpp, put_tokenizer
 from tests.helpers.models import LOGITS_WITHIN
-from tests.helpers.vision import prompt_of, random_image, saved, seer
+from tests.helpers.seeing_gguf import GEMMA_TEXT
+from tests.helpers.vision import gemma, idefics3, prompt_of, random_image, saved, seer
 
 pytestmark = pytest.mark.slow
-START, MARKER, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+QWEN, GEMMA = ("<|vision_start|>", "<|vision_end|>"), ("<start_of_image>", "<end_of_image>")
+TILES = ("<image>", "<fake_token_around_image>")
 # the converter writes the text model's epsilon for the tower, too, and llama.cpp wants states of equal sizes
 _DELTA: dict[str, Any] = {"linear_key_head_dim": 64, "linear_value_head_dim": 64, "rms_norm_eps": 1e-6}
-FAMILIES: dict[str, dict[str, Any]] = {"qwen3-vl": {}, "qwen3-vl-moe": {}, "qwen3.5": _DELTA, "qwen3.5-moe": _DELTA}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3-vl": {},
+    "qwen3-vl-moe": {},
+    "qwen3.5": _DELTA,
+    "qwen3.5-moe": _DELTA,
+    "gemma3": GEMMA_TEXT,
+    "smolvlm": {},
+}
 WITHIN = {"f32": LOGITS_WITHIN, "f16": 0.01, "bf16": 0.1, "q8_0": 0.2}
-"""Of a logit, a tower of rounded weights beside the folder's; states and experts would amplify the rounding."""
-PARTS: Sequence[int | PromptImage] = [
-    3,
-    random_image(2, 2),
-    1,
-    random_image(8, 4),
-    2,
-    random_image(4, 16),
-    1,
-    random_image(10, 10),
-    9,
-]
+"""Largest difference of a logit that a tower with rounded weights may cause. Recurrent states and experts would amplify
+the rounding."""
+SIZES = [(2, 2), (8, 4), (4, 16), (10, 10)]
 ASKED: list[tuple[list[str], list[tuple[int, int]]]] = [
     (["abc", "def"], [(48, 32)]),
     (["", "d"], [(80, 80)]),
     (["abc", "def", "a"], [(48, 48), (64, 32)]),
     (["abcab", "def"], [(16, 120)]),
 ]
-"""Texts around images, and the sizes of these: llama.cpp does not resize them."""
+"""Texts around images, and the images' heights and widths, which llama.cpp does not change. Those of Gemma 3 are all
+`SQUARE`."""
+SQUARE = (32, 32)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -58,9 +62,36 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("seer")
     put_tokenizer(folder, "qwen2")
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": [START, MARKER, END]})
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": [*QWEN, "<|image_pad|>", *GEMMA, "<image_soft_token>", *TILES]}
+    )
     tokenizer.save_pretrained(folder)
-    return saved(seer(request.param, vocab_size=len(tokenizer), **FAMILIES[request.param]), folder)
+    changes = {"vocab_size": len(tokenizer), **FAMILIES[request.param]}
+    if request.param == "gemma3":
+        return published(gemma(**changes), folder)
+    if request.param == "smolvlm":
+        model = idefics3(**changes)
+        model.config.text_config.architectures = ["VLlama3ForCausalLM"]  # as published: the converter knows it by that
+        model.config.image_token_id = tokenizer.convert_tokens_to_ids(TILES[0])
+        return saved(model, folder)
+    return saved(seer(request.param, **changes), folder)
+
+
+def published(model: Any, folder: Path) -> Path:
+    """Save a Gemma 3 with the names that its published files have and the converter knows."""
+    with torch.no_grad():  # the converter writes it in 16 bits
+        projection = model.model.multi_modal_projector.mm_input_projection_weight
+        projection.copy_(projection.half())
+    file = saved(model, folder) / "model.safetensors"
+    weights = {name.replace("_tower.", "_tower.vision_model."): one for name, one in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
+    processor = folder / "preprocessor_config.json"
+    processor.write_text(json.dumps({**json.loads(processor.read_bytes()), "image_seq_length": 16}))
+    return folder
+
+
+def is_gemma(checkpoint: Path) -> bool:
+    return bool(json.loads((checkpoint / "config.json").read_bytes())["model_type"] == "gemma3")
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +101,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pair_of(checkpoint: Path, kind: str, folder: Path) -> tuple[Path, Path]:
     """Convert the text model in f32, and the tower in `kind`."""
-    options = [] if "qwen3_vl" in (checkpoint / "config.json").read_text(encoding="utf-8") else ["--no-mtp"]
+    options = ["--no-mtp"] if "qwen3_5" in (checkpoint / "config.json").read_text(encoding="utf-8") else []
     text = converted(checkpoint, "f32", "qwen2", *options).rename(folder / "model.gguf")
     return text, converted(checkpoint, kind, "qwen2", "--mmproj").rename(folder / "mmproj-model.gguf")
 
@@ -89,28 +120,35 @@ def logits(model: Path, ids: Int32Array, images: Sequence[PromptImage]) -> torch
     indirect=["checkpoint"],
 )
 def test_a_converted_pair_computes_what_its_folder_does(checkpoint: Path, kind: str, tmp_path: Path) -> None:
-    ids, images = prompt_of(PARTS)
+    is_square = "image_size" in json.loads((checkpoint / "config.json").read_bytes())["vision_config"]
+    sizes, within = ([(8, 8)] * 2, 0.0) if is_square else (SIZES, WITHIN[kind])
+    parts = [part for i, size in enumerate(sizes) for part in (1 + i, random_image(*size, seed=i))]
+    ids, images = prompt_of([*parts, 9])
     ours = logits(pair_of(checkpoint, kind, tmp_path)[0], ids, images)
-    torch.testing.assert_close(ours, logits(checkpoint, ids, images), rtol=0, atol=WITHIN[kind])
+    torch.testing.assert_close(ours, logits(checkpoint, ids, images), rtol=0, atol=within)
 
 
+@pytest.mark.parametrize("checkpoint", [one for one in FAMILIES if one != "smolvlm"], indirect=True)
 def test_a_converted_pair_answers_as_llama_cpp_does(checkpoint: Path, tmp_path: Path) -> None:
-    """llama.cpp keeps keys and values in 16 bits, and approximates the mergers' GELU."""
+    """llama.cpp keeps keys and values in 16 bits, and approximates the mergers' GELU. It resizes SmolVLM's tiles in
+    another way."""
     text, tower = pair_of(checkpoint, "f32", tmp_path)
     processor, tokenizer = read_processor(checkpoint, max_tokens=1024), Tokenizer.load(checkpoint)
     assert processor is not None
+    begin, end = GEMMA if is_gemma(checkpoint) else QWEN
     rng = np.random.default_rng(5)
     with llama_cpp(text, mmproj=tower) as server:
         marker = server.ask("/props")["media_marker"]
-        for texts, sizes in ASKED:
+        for texts, asked in ASKED:
+            sizes = [SQUARE] * len(asked) if is_gemma(checkpoint) else asked
             data, ids, images = [], [], []
             for i, words in enumerate(texts):
-                around = f"{END if i else ''}{words}{START if i < len(sizes) else ''}"
+                around = f"{end if i else ''}{words}{begin if i < len(sizes) else ''}"
                 ids += tokenizer.encode(around).tolist()
                 if i < len(sizes):
                     Image.fromarray(rng.integers(0, 256, (*sizes[i], 3), np.uint8)).save(file := io.BytesIO(), "png")
                     data.append(base64.b64encode(file.getvalue()).decode())
-                    one = processor.prepare(file.getvalue())
+                    [one] = processor.prepare(file.getvalue()).tiles
                     images.append(PromptImage(one.digest, len(ids), one.num_tokens, one.grid, one.pixels))
                     ids += virtual_ids(one.digest, one.num_tokens).tolist()
             steps: list[Step] = server.steps({"prompt_string": marker.join(texts), "multimodal_data": data}, 6)

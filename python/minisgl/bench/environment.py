@@ -19,7 +19,7 @@ import psutil
 from minisgl.extension import _rust, why_missing
 from minisgl.utils.installed import version_of
 
-PACKAGES = ("torch", "tokenizers", "numpy", "msgspec", "pyzmq", "fastapi", "uvicorn", "uvloop", "httptools")
+PACKAGES = ("torch", "tokenizers", "numpy", "msgspec", "pyzmq", "starlette", "uvicorn", "uvloop", "httptools")
 INSTRUCTION_SETS = ("avx2", "avx_vnni", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 
 

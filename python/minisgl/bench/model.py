@@ -3,8 +3,8 @@ limits and, if asked, with llama.cpp on the same file.
 
     minisgl bench model --model FILE --depth 0 4096 --variants exact int8 --beside DIR
 
-All variants stay loaded and are measured in turns; ratios are of pairs in one round. llama.cpp runs as its own batch
-benchmark, which does not sample, or as the package xllamacpp, whose server reports its own times.
+All variants stay loaded and are measured in turns; ratios are of pairs in one round. llama.cpp runs as one of its own
+benchmarks, which do not sample, or as the package xllamacpp, whose server reports its own times.
 Invariants: a variant that fails is listed with its reason and ends no other; prompts depend on round and point only.
 """
 
@@ -155,7 +155,7 @@ def _start(settings: BenchModel, name: str, results: Results) -> Iterator[Ask]:
             with _served(folder, file, settings.threads, longest + 16, most) as ask:
                 yield ask
         else:
-            yield _batched(folder / BATCHED_BENCH, file, settings.threads)
+            yield _program(folder, file, settings.threads)
         return
     page = settings.engine.page_size
     changes = {
@@ -191,32 +191,64 @@ def _file(model: str) -> Path:
     return source
 
 
-def _batched(program: Path, file: Path, threads: int) -> Ask:
-    """Return a measurement by llama.cpp's batch benchmark: one process per point, whose loading is not timed."""
-    if not program.is_file():
-        raise Missing(f"needs the package xllamacpp, or {BATCHED_BENCH} in {program.parent.name}")
+def _program(folder: Path, file: Path, threads: int) -> Ask:
+    """Return a measurement by a program of llama.cpp: one process per point, whose loading is not timed."""
+    name = next((name for name in PROGRAMS if (folder / name).is_file()), None)
+    if name is None:
+        raise Missing(f"needs the package xllamacpp, {' or '.join(PROGRAMS)} in {folder.name}")
+    flags_of, speed_of = PROGRAMS[name]
 
     def ask(point: Point, seed: Sequence[int]) -> float:
-        if point.num_in and point.depth:
-            raise Missing(f"{BATCHED_BENCH} has no prefill at a depth: use --depth 0 or xllamacpp")
-        num_in, num_out = point.num_in or max(point.depth, 1), max(point.num_out, 2)
-        context = -(-point.batch * (num_in + num_out) // 256) * 256
-        sizes = (context, num_in, num_out, point.batch, threads, threads)
-        flags = [text for flag, size in zip(("-c", "-npp", "-ntg", "-npl", "-t", "-tb"), sizes, strict=True)
-                 for text in (flag, str(size))]  # fmt: skip
-        command = [str(program), "-m", str(file), *flags, "-b", "2048", "-ub", "512", "--output-format", "jsonl"]
+        flags = [text for flag, size in flags_of(point, threads).items() for text in (flag, str(size))]
+        command = [str(folder / name), "-m", str(file), "-b", "2048", "-ub", "512", *flags]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", timeout=ASK_TIMEOUT_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Missing(str(error)) from error
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        if done.returncode or not lines:
-            raise Missing(f"exit code {done.returncode}: {done.stderr.strip()[-300:]}")
-        return float(json.loads(lines[-1])["speed_pp" if point.num_in else "speed_tg"])
+        try:
+            if done.returncode == 0:
+                return float(speed_of(done.stdout, point))
+        except (LookupError, TypeError, ValueError):
+            pass
+        raise Missing(f"{name}: exit code {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}")
 
     return ask
+
+
+def _batched_flags(point: Point, threads: int) -> dict[str, Any]:
+    if point.num_in and point.depth:
+        raise Missing(f"{BATCHED_BENCH} has no prefill at a depth: use --depth 0, llama-bench alone or xllamacpp")
+    num_in, num_out = point.num_in or max(point.depth, 1), max(point.num_out, 2)
+    context = -(-point.batch * (num_in + num_out) // 256) * 256
+    sizes = {"-c": context, "-npp": num_in, "-ntg": num_out, "-npl": point.batch, "-t": threads, "-tb": threads}
+    return {**sizes, "--output-format": "jsonl"}
+
+
+def _batched_speed(out: str, point: Point) -> Any:
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    return json.loads(lines[-1])["speed_pp" if point.num_in else "speed_tg"]
+
+
+def _bench_flags(point: Point, threads: int) -> dict[str, Any]:
+    """Return the flags of `llama-bench`. ik_llama.cpp's has no `-d` and says so."""
+    if point.batch > 1:
+        raise Missing(f"llama-bench decodes one sequence: use --batch 1, {BATCHED_BENCH} or xllamacpp")
+    sizes = {"-p": point.num_in, "-n": point.num_out, "-t": threads, "-r": 1, "-o": "json"}
+    return {**sizes, "-d": point.depth} if point.depth else sizes
+
+
+def _bench_speed(out: str, point: Point) -> Any:
+    tests, _ = json.JSONDecoder().raw_decode(out, 0)
+    return tests[-1]["avg_ts"]
+
+
+PROGRAMS: dict[str, tuple[Callable[[Point, int], dict[str, Any]], Callable[[str, Point], Any]]] = {
+    BATCHED_BENCH: (_batched_flags, _batched_speed),
+    "llama-bench": (_bench_flags, _bench_speed),
+}
+"""llama.cpp's programs: the flags of a point, and its speed in what they print. The first one in a folder is used."""
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from minisgl.utils.installed import EXTRA_OF, TORCH_ENGINE, how_to_get, missing,
 
 PACKAGES = (
     "tokenizers",
-    "fastapi",
+    "starlette",
     "uvicorn",
     "httpx",
     "numpy",
@@ -277,9 +277,10 @@ def _images(model: str) -> str:
         sight = sight_at(source, dummy=not Path(model).is_dir())
     except ConfigError as error:
         raise _NotHere(f"text only with --engine cpu: {error}") from error
-    if sight.tower is None or missing("PIL"):
-        raise _NotHere(sight.line().removeprefix("images: ") or "a model of text")
-    return sight.line().removeprefix("images: ")
+    line = sight.line()
+    if not line.startswith("images: "):
+        raise _NotHere(line or "a model of text")
+    return line.removeprefix("images: ")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -545,7 +545,7 @@ LIMITS = (
     hidden(
         "--max-encoding-bytes", help="bytes of large bodies that are parsed and encoded at once; others wait in order"
     ),
-    hidden("--max-images", help="images of a request at most, for a model that sees"),
+    hidden("--max-images", help="images of a conversation at most; notes replace the oldest ones beyond"),
     hidden("--max-image-pixels", help="pixels of an image at most; beyond that 400, before any is decoded"),
     hidden("--max-image-tokens", help="tokens that an image takes at most; larger ones are made smaller"),
     hidden(
@@ -671,10 +671,12 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 def loaded(config: EngineConfig, **changes: Any) -> LLM:
     """Load the model of a command that needs no server. Raises `ConfigError`."""
     from minisgl.supervisor.start import check_files
+    from minisgl.utils.memory import no_collections
 
     check_files(config)
-    from minisgl.llm import LLM  # imports torch
-
     settings = {**msgspec.structs.asdict(config), **msgspec.structs.asdict(config.debug), **changes}
     del settings["debug"]
-    return LLM(**settings)
+    with no_collections():
+        from minisgl.llm import LLM
+
+        return LLM(**settings)

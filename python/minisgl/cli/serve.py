@@ -8,8 +8,7 @@ from functools import partial
 import msgspec
 
 from minisgl import envs
-from minisgl.cli import aliases, api_key_file, chat
-from minisgl.cli import models_file as models
+from minisgl.cli import aliases, chat
 from minisgl.cli.flags import ENGINE, SERVER, Commands, Formatter, add_model, add_settings, engine_config, notices
 from minisgl.cli.parser import Parser
 from minisgl.config import ImageLimits, Limits, ServerConfig, Silence
@@ -42,15 +41,20 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         fields["silence"] = Silence(head_wait=head_wait)
     fields["frontend"] = args.frontend or ("python" if args.resumable else envs.frontend() or "auto")
     fields["api_key"] = args.api_key or envs.api_key()
-    fields["api_keys"] = api_key_file.read(args.api_key_file) if args.api_key_file is not None else ()
-    own = tuple((number, api_key_file.digest(one)) for number, one in enumerate(fields["api_keys"], 1) if one.own_cache)
-    fields["engine"] = msgspec.structs.replace(fields["engine"], own_cache_keys=own)
+    if args.api_key_file is not None:
+        from minisgl.cli import api_key_file
+
+        fields["api_keys"] = keys = api_key_file.read(args.api_key_file)
+        own = tuple((number, api_key_file.digest(one)) for number, one in enumerate(keys, 1) if one.own_cache)
+        fields["engine"] = msgspec.structs.replace(fields["engine"], own_cache_keys=own)
     fields["cors_origins"] = tuple(args.cors_origins or ())
     fields["allowed_hosts"] = tuple(args.allowed_hosts or ())
     return ServerConfig(**fields).check()
 
 
 def run(parser: Parser, args: argparse.Namespace) -> int:
+    from minisgl.cli import models_file as models  # it and the file of keys read YAML
+
     config = server_config(args)
     if args.shell and not args.managed:
         return chat.run_shell(args.flags, config.any_key)

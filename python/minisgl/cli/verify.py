@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 
 from minisgl.cli.flags import Commands, command
+from minisgl.cli.parser import Number
+from minisgl.config import ImageLimits
 
 
 def add_parser(commands: Commands) -> None:
@@ -25,7 +27,9 @@ def add_parser(commands: Commands) -> None:
         default=[],
         help="image of the prompt, once for each in order; without it those in the body",
     )
-    parser.add_argument("--max-image-tokens", type=int, default=1024, metavar="N", help="that of the server")
+    for name in ("max_images", "max_image_tokens"):
+        flag, default = f"--{name.replace('_', '-')}", getattr(ImageLimits(), name)
+        parser.add_argument(flag, type=Number(int, name), default=default, metavar="N", help="that of the server")
     parser.add_argument(
         "--answer",
         metavar="FILE",

@@ -32,22 +32,20 @@ from minisgl.server.core.bodies import ChatRequest, CompletionRequest
 from minisgl.server.core.errors import ApiError
 from minisgl.server.core.fields import present
 from minisgl.server.core.request import checked
-from minisgl.server.core.sight import GivenImage, Seen, Sight, images_of
+from minisgl.server.core.sight import GivenImage, Seen, Sight, images_of, leave_out_oldest
 from minisgl.server.core.tools import Parsing
 
 Read = Callable[[dict[str, Any]], Encoded]
-MAX_IMAGES = 1 << 20  # no limit: the server that answered had its own
 
 
 class PromptReader:
     """Reads prompts for `llm`. `files` are images in place of those of a body, or those of a text or list of ids."""
 
-    def __init__(
-        self, llm: LLM, files: Sequence[str] = (), max_image_tokens: int = ImageLimits().max_image_tokens
-    ) -> None:
+    def __init__(self, llm: LLM, files: Sequence[str], limits: ImageLimits) -> None:
         self._llm = llm
         self._files = files
-        self._sight = Sight(ImageLimits(max_images=MAX_IMAGES, max_image_tokens=max_image_tokens))
+        self._limits = limits
+        self._sight = Sight(limits)
 
     def read(self, data: bytes, said: str) -> list[Encoded]:
         """Return the possible prompts, at least one, of a text, a list of token ids, or a body. `said` is the file as
@@ -103,7 +101,8 @@ class PromptReader:
         if (seen := self._see(())) is None:
             return _with_images(ids, None)
         seen.template.order = [*range(len(seen.prepared))]
-        counts, at, once = iter([one.num_tokens for one in seen.prepared]), 0, list[int]()
+        counts = iter([tile.num_tokens for one in seen.prepared for tile in one.tiles])
+        at, once = 0, list[int]()
         while at < len(ids):
             once.append(ids[at])
             run = next(counts, 1) if ids[at] == seen.marker_id else 1
@@ -113,6 +112,8 @@ class PromptReader:
     def _of_chat(self, chat: ChatRequest) -> Encoded:
         if not chat.messages:
             raise ConfigError("messages: must not be empty")
+        if self._llm.engine_info.sees:
+            leave_out_oldest(chat.messages, self._limits.max_images)
         seen = self._see(images_of(chat.messages))
         return _with_images(request_body.chat_ids(self._llm, chat, seen), seen)
 

@@ -12,7 +12,7 @@ import msgspec
 from minisgl import receipt
 from minisgl.cli.flags import loaded
 from minisgl.cli.verify_answer import Answer, differences
-from minisgl.config import ConfigError, EngineConfig
+from minisgl.config import ConfigError, EngineConfig, ImageLimits
 from minisgl.receipt import Numerics, Receipt, Tokens
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def _computed(llm: LLM, claim: Receipt, said: Answer, args: argparse.Namespace) 
     for name in ("tokenizer", "template"):
         if getattr(claim.model, name) != model[name]:
             return [f"another {name}: {model[name]}, in the receipt {getattr(claim.model, name)}"]
-    reader = PromptReader(llm, args.image, args.max_image_tokens)
+    limits = ImageLimits(max_images=args.max_images, max_image_tokens=args.max_image_tokens)
+    reader = PromptReader(llm, args.image, limits)
     prompts = reader.read(_read(Path(args.prompt)), f"--prompt {args.prompt}")
     prompt = next((one for one in prompts if Tokens.of(one.ids.tolist()) == claim.prompt), prompts[0])
     if args.lora is not None:

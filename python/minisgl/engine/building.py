@@ -23,6 +23,7 @@ from minisgl.engine.api import EngineInfo
 from minisgl.engine.device import CudaDevice, Device, InlineDevice, Renormalise
 from minisgl.engine.graphs import Capture, CudaCapture, RunAgain, graph_sizes
 from minisgl.engine.torch_engine import ModelForward, TorchEngine
+from minisgl.engine.torch_sight import TorchTower
 from minisgl.engine.worker import ForwardThread
 from minisgl.models.api import Attend, Model
 from minisgl.step import StepLimits
@@ -115,6 +116,7 @@ def build_torch_engine(
     say: Report,
     group: Group = ALONE,
     thread: ForwardThread | None = None,
+    tower: TorchTower | None = None,
 ) -> TorchEngine:
     """Build the engine: choose attention, prepare buffers, then warm up and capture graphs. `thread` runs the forwards
     on a CPU, which skips both warm-up and graphs. Raises `ConfigError`."""
@@ -159,6 +161,7 @@ def build_torch_engine(
             capture=capture,
             renormalise=renormalise,
             forward=compiled(model) if config.torch_compile and thread is None else None,
+            tower=tower,
             say=say,
             free_bytes=lambda: torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0,
         )

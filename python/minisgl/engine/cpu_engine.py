@@ -154,6 +154,8 @@ class CpuEngine:
             self.store_counts()
 
     def _run(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> StepResult:
+        """Run a step, and then clear `assignments`: an error's traceback holds them until garbage collection, and with
+        them the features of images."""
         rows, tokens = plan.num_rows, plan.num_tokens
         try:
             sampled, logprobs, prompts, embedded, failures = self._rust.step(
@@ -175,6 +177,8 @@ class CpuEngine:
             )
         except RuntimeError as error:
             raise EngineStepError(str(error)) from error
+        finally:
+            assignments.clear()
         if (counts := self._rust.image_counts()) is not None:  # asking later would wait for the step in progress
             self._image_counts = ImageCounts(*counts)
         prompted = [PromptLogprobs(*scored) for scored in prompts]

@@ -7,6 +7,7 @@ Invariants: torch and transformers are not imported; a model that another engine
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.heads import NO_HEADS, Heads, read_heads
 from minisgl.engine.page_store import open_store
 from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
-from minisgl.engine.sight import described, find_sight
+from minisgl.engine.sight import described, find_sight, image_fields
 from minisgl.extension import _rust
 from minisgl.models.architectures import find_architecture
 from minisgl.models.config import ModelConfig, computed, load_config, read_config, tensor_names
@@ -50,6 +51,7 @@ KINDS: dict[tuple[bool, bool], ModelKind] = {
 """Kind of a model by (has a scoring head, has bidirectional attention)."""
 MIN_CACHED_BYTES = 200 * 2**20  # bytes of weights: smaller models are packed within a third of a second
 SLOW_LOAD_S = 5.0
+MAPPED_BYTES_PER_S = 1e9  # of the weights cache from a disk, for an estimate
 IMAGE_CACHE_BYTES = 256 * 2**20  # of features of images that no request computes
 SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # bytes relative to 16-bit weights: blocks of 32 with their scales
 T = TypeVar("T")
@@ -66,14 +68,17 @@ class _LocatedModel(NamedTuple):
     kind: ModelKind
     tower: Tower | None
     eyes: Path | None  # of the tower's weights
+    eyes_bytes: int  # of them; 0 if they are made up
     table: list[float]  # of the tower: the value of each pixel
 
 
 class _Sizes(NamedTuple):
-    """Bytes of a KV page and of a sequence's recurrent state, and how many pages and checkpoints fit into memory."""
+    """Bytes of a KV page, of a sequence's recurrent state, and in which the largest image is computed; and how many
+    pages and checkpoints fit into memory."""
 
     page: int
     state: int
+    image: int
     num_pages: int
     num_checkpoints: int | None
 
@@ -100,17 +105,13 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         if located.tower is not None and model.packing is not None:  # the copy has all tensors
             settings["tower_weights"] = settings["weights"]
         if config.weights_cache is not None:
-            panels = {
-                "folder": str(envs.cache_dir() / "panels"),
-                "limit": config.weights_cache,
-                "least": MIN_CACHED_BYTES,
-            }
-            settings["panels"] = panels
-    rust = _call_rust(lambda: _rust.CpuEngine(_json(settings), counter(say, "loading weights")))
+            settings["panels"] = _weights_cache(config.weights_cache)
+    step = f"loading weights of {located.name}, {(_weight_bytes(config, located) + located.eyes_bytes) / 2**20:.0f} MiB"
+    rust = _call_rust(lambda: _rust.CpuEngine(_json(settings), counter(say, step)))
     _call_rust(lambda: rust.set_heads(*located.heads))
     about = rust.about()
     _report_weights(config, located, about, time.monotonic() - began, say)
-    _report_pools(config, sizes, context_len, settings["max_seq_len"], say)
+    _report_pools(config, located, sizes, context_len, settings["max_seq_len"], say)
     info = EngineInfo(
         name="cpu",
         model_dir=str(texts),
@@ -124,7 +125,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         details=_details(config, about["isa"], about["threads"]),
         num_checkpoints=sizes.num_checkpoints,
         kind=located.kind,
-        **_sight(located.tower),
+        **image_fields(located.tower),
     )
     store = None
     if config.cache_dir is not None:
@@ -162,14 +163,9 @@ def _find(config: EngineConfig, say: Report) -> _LocatedModel:
     kind = KINDS[heads.score is not None, model.both_ways]
     if model.left_out and kind == "decoder":
         say("one token a step: MTP layers, which predict further tokens, are not loaded")
-    return _LocatedModel(source.name, folder, source, model, heads, kind, sight.tower, sight.weights, table)
-
-
-def _sight(tower: Tower | None) -> dict[str, Any]:
-    """Return the fields of `EngineInfo` about images."""
-    if tower is None:
-        return {}
-    return {"sees": True, "patch_bytes": tower.patch_bytes, "patches_per_side": tower.patches.merge}
+    return _LocatedModel(
+        source.name, folder, source, model, heads, kind, sight.tower, sight.weights, sight.num_bytes, table
+    )
 
 
 def _sizes(config: EngineConfig, located: _LocatedModel, context_len: int, settings: dict[str, Any]) -> _Sizes:
@@ -182,13 +178,22 @@ def _sizes(config: EngineConfig, located: _LocatedModel, context_len: int, setti
     config.check_states(bool(state))
     if located.model.both_ways and config.cache_dir is not None:
         raise ConfigError(f"--cache-dir {config.cache_dir}: an encoder cannot use stored pages: leave it out")
-    weight_bytes = _weight_bytes(config, located.source)
-    if located.eyes is not None and located.eyes.is_file():  # not counted with the model's own files
-        weight_bytes += located.eyes.stat().st_size
+    weights, tower, image = _weight_bytes(config, located), 0, 0
+    if located.tower is not None:
+        image = _call_rust(partial(_rust.CpuEngine.image_bytes, _json(settings), config.max_image_tokens))
+        tower = located.eyes_bytes + image + IMAGE_CACHE_BYTES
     smaller = in_q8 if in_q8 < page else None
-    num_pages = cpu_num_pages(config, page, context_len, taken=weight_bytes, one_in_q8=smaller, state=state)
-    checkpoints = cpu_num_checkpoints(config, state, num_pages * page, weight_bytes) if state else None
-    return _Sizes(page, state, num_pages, checkpoints)
+    num_pages = cpu_num_pages(config, page, context_len, taken=weights, tower=tower, one_in_q8=smaller, state=state)
+    checkpoints = cpu_num_checkpoints(config, state, num_pages * page, weights + tower) if state else None
+    return _Sizes(page, state, image, num_pages, checkpoints)
+
+
+def _weights_cache(size: int) -> dict[str, Any]:
+    """Return the settings of the weights cache: at most `size` bytes, and half of what it and the free disk have."""
+    folder = envs.cache_dir() / "panels"
+    held = sum(file.lstat().st_size for file in folder.glob("*.panels"))
+    free = shutil.disk_usage(next(path for path in folder.parents if path.is_dir())).free
+    return {"folder": str(folder), "limit": min(size, (free + held) // 2), "least": MIN_CACHED_BYTES}
 
 
 def _report_weights(
@@ -198,13 +203,21 @@ def _report_weights(
     how = ", from the weights cache" if about["mapped"] else ""
     say(f"loaded {located.name}: {located.model.architecture}, {kinds}{how}, {took:.1f} s")
     num_bytes, dummy = sum(size for _, size in about["kinds"]), config.load_format == "dummy"
-    if took > SLOW_LOAD_S and config.weights_cache is None and not dummy and num_bytes >= MIN_CACHED_BYTES:
+    saved = took - num_bytes / MAPPED_BYTES_PER_S
+    if saved > SLOW_LOAD_S and config.weights_cache is None and not dummy and num_bytes >= MIN_CACHED_BYTES:
         size = -(-num_bytes // 2**30) + 1
-        say(f"--weights-cache {size}GiB would cache the converted weights: the next start takes about a second")
+        written = f"writes the converted weights to disk ({num_bytes / 2**30:.1f} GiB)"
+        say(f"--weights-cache {size}GiB {written}: later starts take about {saved:.0f} s less")
 
 
-def _report_pools(config: EngineConfig, sizes: _Sizes, context_len: int, max_seq_len: int, say: Report) -> None:
+def _report_pools(
+    config: EngineConfig, located: _LocatedModel, sizes: _Sizes, context_len: int, max_seq_len: int, say: Report
+) -> None:
     num_bytes = sizes.num_pages * sizes.page
+    if located.tower is not None:
+        parts = f"{located.eyes_bytes / 2**20:.0f} MiB of weights", f"{IMAGE_CACHE_BYTES / 2**20:.0f} MiB of features"
+        image = f"{sizes.image / 2**20:.0f} MiB for an image of {config.max_image_tokens} tokens"
+        say(f"vision tower: {', '.join((*parts, image))}, at most")
     say(f"KV pool: {sizes.num_pages} pages of {config.page_size} tokens, {num_bytes / 2**20:.0f} MiB at most")
     if sizes.num_checkpoints is not None:
         checkpoints = f"{sizes.num_checkpoints} checkpoints at most"
@@ -332,9 +345,12 @@ def _files_of(source: Path) -> list[Path]:
     return _call_rust(partial(_rust.gguf_parts, source)) if source.is_file() else weight_files(source)
 
 
-def _weight_bytes(config: EngineConfig, source: Path) -> int:
-    """Return the bytes that the weights will take, estimated from the file sizes alone. Raises `ConfigError`."""
+def _weight_bytes(config: EngineConfig, located: _LocatedModel) -> int:
+    """Return the bytes that the weights of the text model will take, estimated from the file sizes alone. Raises
+    `ConfigError`."""
     if config.load_format == "dummy":
         return 0
-    size = sum(file.stat().st_size for file in _files_of(source))
+    size = sum(file.stat().st_size for file in _files_of(located.source))
+    if located.source.is_dir():
+        size -= located.eyes_bytes
     return int(size * SHARE_OF_16_BITS[config.quantization]) if config.quantization is not None else size

@@ -6,6 +6,7 @@ Every failure names the flag to change.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,20 +23,26 @@ from minisgl.engine.building import INLINE, build_torch_engine, check_device, ch
 from minisgl.engine.building import num_pages as cuda_num_pages
 from minisgl.engine.dtypes import DTYPES
 from minisgl.engine.pool_size import check_weights, cpu_num_pages, free_for
+from minisgl.engine.sight import Sight, described, find_sight, image_fields
 from minisgl.engine.torch_engine import TorchEngine
+from minisgl.engine.torch_sight import load_tower
 from minisgl.engine.worker import ForwardThread
 from minisgl.models import ModelConfig, is_native, load_config, own_name
 from minisgl.models.api import LoadedModel
 from minisgl.models.config import read_config
 from minisgl.models.decoder import Decoder, build_model
+from minisgl.models.towers import with_images
 from minisgl.tokenizer.borrowed import text_folder
-from minisgl.utils.installed import need, need_extension
+from minisgl.utils.installed import how_to_get, missing, need, need_extension
 from minisgl.utils.memory import Free
 from minisgl.utils.progress import Report, counter
 from minisgl.weights.checkpoint import HEAD, TABLE, dummy_weights, has_other_head, load_weights
 from minisgl.weights.quantization import Packing
 from minisgl.weights.sources import A_GGUF_FILE, find_model, resolve_model
 from minisgl.weights.stored import weight_files
+
+SEEING = ("Qwen3VLForConditionalGeneration",)
+"""Architectures whose images this engine computes."""
 
 
 def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> TorchEngine:
@@ -69,10 +76,19 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         torch.set_num_threads(config.num_threads)
     elif device.type == "cpu" and group.size > 1:  # ranks share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // group.size))
+    sight = _find_sight(config, folder, native, group)
+    if line := sight.line():
+        say(line)
     loaded = (
-        _load_native(config, folder, device, say, group) if native else _load_transformers(config, folder, device, say)
+        _load_native(config, folder, device, say, group, sight)
+        if native
+        else _load_transformers(config, folder, device, say)
     )
     layers, dtype = loaded.model.attention, DTYPES[loaded.dtype]
+    tower = None
+    if sight.tower is not None:
+        raw = read_config(folder)[0]
+        tower = load_tower(folder, raw, sight, dtype, device, dummy=config.load_format == "dummy")
     page_size = page_bytes(layers, config.page_size, dtype)
     with torch.inference_mode():
         group.all_reduce_min(0)  # a barrier: free memory is known when all ranks have loaded
@@ -93,13 +109,35 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         device=str(device),
         dtype=loaded.dtype,
         details=loaded.details,
+        **image_fields(sight.tower),
     )
     runs_here = device.type == "cpu" and config.device != INLINE
-    return build_torch_engine(config, loaded.model, info, pool, say, group, thread if runs_here else None)
+    return build_torch_engine(config, loaded.model, info, pool, say, group, thread if runs_here else None, tower)
 
 
-def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: Report, group: Group) -> LoadedModel:
+def _find_sight(config: EngineConfig, folder: Path, native: bool, group: Group) -> Sight:
+    """Find the tower of the model in `folder`, or why this engine reads text only. Raises `ConfigError`."""
+    raw, model = read_config(folder)[0], load_config(folder) if native else None
+    if not isinstance(raw.get("vision_config"), Mapping):
+        return Sight()
+    if model is None or model.architecture not in SEEING:
+        return Sight(reason="--engine torch sees with Qwen3-VL alone: --engine cpu sees with more models")
+    if group.size > 1:
+        return Sight(reason=f"--tp {group.size}: only one rank sees")
+    if not any(folder.glob("*.safetensors")) and config.load_format != "dummy":
+        return Sight(reason="--engine torch reads towers of safetensors folders alone")
+    _, reason = described(folder, config.mmproj)
+    if absent := missing("transformers"):
+        reason = reason or f"{absent[0]}, whose tower it is, is not installed: {how_to_get('torch')}"
+    return find_sight(folder, folder, raw, model, dummy=config.load_format == "dummy", reason=reason)
+
+
+def _load_native(
+    config: EngineConfig, folder: Path, device: torch.device, say: Report, group: Group, sight: Sight
+) -> LoadedModel:
     model_config = _with_untied_head(load_config(folder), folder, config, say)
+    if sight.tower is not None:
+        model_config = with_images(model_config, read_config(folder)[0], sight.tower)
     dtype_name, why = dtypes.choose(config.dtype, model_config.dtype, device)
     context_len = model_config.context_len(config.max_seq_len)
     _check_weights(config, folder, (model_config.dtype, dtype_name), device, group)
@@ -246,11 +284,9 @@ def _fill(model: Decoder, folder: Path, config: EngineConfig, packing: Packing |
         )
         if packing is not None:
             say(f"{folder.name}: {packing}: the weights are dequantized when loaded")
-        if left_out:
+        if left_out and not read_config(folder)[0].get("vision_config"):
             parts = ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in left_out}))
             say(f"text only: {len(left_out)} tensors are not loaded: {parts}")
-            if read_config(folder)[0].get("vision_config"):
-                say("images: --engine torch reads text only: --engine cpu sees with some models")
 
 
 def _num_pages(config: EngineConfig, page_size_bytes: int, context_len: int, ranks: int, device: torch.device) -> int:

@@ -26,14 +26,21 @@ def free_for(config: EngineConfig) -> Free:
     return min(free, Free(left, f"of --memory {_mib(config.memory)}"), key=lambda memory: memory.num_bytes)
 
 
-def check_weights(config: EngineConfig, num_bytes: int, free: Free) -> Free:
-    """Return the memory left of `free` after `num_bytes` of weights. Raises `ConfigError` if they do not fit."""
+def check_weights(config: EngineConfig, num_bytes: int, free: Free, tower: int = 0) -> Free:
+    """Return the memory left of `free` after `num_bytes` of weights and `tower` bytes for images. Raises `ConfigError`
+    if they do not fit."""
+    if num_bytes <= free.num_bytes < num_bytes + tower:
+        raise ConfigError(
+            f"--max-image-tokens {config.max_image_tokens}: the vision tower, such an image and kept features take "
+            f"{_mib(tower)} of {_mib(free.num_bytes)} that are free {free.whose}, beside {_mib(num_bytes)} of weights: "
+            "lower it, or free memory; --mmproj none does without images"
+        )
     if num_bytes > free.num_bytes:
         raise ConfigError(
             f"--model {config.model}: its weights take {_mib(num_bytes)} of {_mib(free.num_bytes)} that are free "
             f"{free.whose}: choose a smaller model or fewer bits (a Q4_K_M file, --quantization q4), or free memory"
         )
-    return replace(free, num_bytes=free.num_bytes - num_bytes)
+    return replace(free, num_bytes=free.num_bytes - num_bytes - tower)
 
 
 def cpu_num_pages(
@@ -43,14 +50,16 @@ def cpu_num_pages(
     *,
     ranks: int = 1,
     taken: int = 0,
+    tower: int = 0,
     one_in_q8: int | None = None,
     state: int = 0,
 ) -> int:
     """Return the number of KV pages. A page takes `one` bytes on each of `ranks`, `one_in_q8` bytes with --kv-dtype q8;
-    the weights take `taken` bytes, the state of each row `state` bytes. Raises `ConfigError` if the pages do not fit.
+    the weights take `taken` bytes, images `tower` bytes (the vision tower's weights included), the state of each row
+    `state` bytes. Raises `ConfigError` if the pages do not fit.
     """
     one = max(one, 1)  # layers without keys and values have pages of 0 bytes, which still count tokens
-    left = _check_states(config, state, check_weights(config, taken, free_for(config)))
+    left = _check_states(config, state, check_weights(config, taken, free_for(config), tower))
     free = left.num_bytes // ranks
     required_pages = 0 if config.max_seq_len is None else -(-context_len // config.page_size)
     if config.num_pages is not None:
@@ -61,7 +70,9 @@ def cpu_num_pages(
             )
         return config.num_pages
     if required_pages * one > free:
-        raise ConfigError(_too_long(config, context_len, required_pages * one, free // one, left, taken, one_in_q8))
+        raise ConfigError(
+            _too_long(config, context_len, required_pages * one, free // one, left, taken + tower, one_in_q8)
+        )
     whole = config.memory is not None  # --memory is for the KV pool and checkpoints only
     usual = (1 / (1 + STATE_SHARE) if state else 1.0) if whole else MEMORY_RATIO
     ratio = usual if config.memory_ratio is None else config.memory_ratio

@@ -126,7 +126,8 @@ class _SlotProcessors:
             tokens = torch.from_numpy(assignment.tokens.astype("int64"))
             counts = torch.bincount(tokens[assignment.num_prompt :], minlength=vocab_size)
             self._counts = counts.float().to(device, non_blocking=True)
-            in_prompt = torch.bincount(tokens[: assignment.num_prompt], minlength=vocab_size) > 0
+            prompt = tokens[: assignment.num_prompt]
+            in_prompt = torch.bincount(prompt[prompt < vocab_size], minlength=vocab_size) > 0  # without virtual ids
             self._in_prompt = in_prompt.to(device, non_blocking=True)
 
     def apply(self, logits: Tensor, position: int) -> None:

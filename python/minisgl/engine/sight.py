@@ -1,5 +1,4 @@
-"""Whether the CPU engine sees with a model: its vision tower and its image processor, or the reason why it reads text
-only."""
+"""Finds the vision tower and the image processor of a model, or the reason why it reads text only."""
 
 from __future__ import annotations
 
@@ -8,23 +7,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minisgl.config import ConfigError
-from minisgl.images import Processor, read_processor
+from minisgl.images import Processor, pillow_trouble, read_processor
 from minisgl.models.architectures import is_multimodal, is_vision_tensor
 from minisgl.models.config import ModelConfig, load_config, read_config
 from minisgl.models.towers import FAMILIES, Tower, find_tower
-from minisgl.utils.installed import how_to_get, missing
 from minisgl.weights.gguf_folder import NO_TOWER, seeing_folder, tower_file
 from minisgl.weights.stored import stored_tensors, weight_files
 
 
 class Sight(NamedTuple):
     """The tower and the processor of a model; None if it reads text only. `reason`: why, if it has a vision part.
-    `weights`: the folder or GGUF file with the tower's tensors."""
+    `weights`: the folder or GGUF file with the tower's tensors, of `num_bytes`."""
 
     tower: Tower | None = None
     processor: Processor | None = None
     reason: str = ""
     weights: Path | None = None
+    num_bytes: int = 0
 
     def line(self) -> str:
         """Return what the start and `minisgl doctor` report; empty for a text model."""
@@ -32,10 +31,11 @@ class Sight(NamedTuple):
             return f"text only: the vision part is not loaded: {self.reason}"
         if self.tower is None:
             return ""
-        if missing("PIL"):
-            return f"images: refused: Pillow is not installed: {how_to_get('images')}"
+        if trouble := pillow_trouble():
+            return f"text only: {trouble}"
         file = f", from {self.weights.name}" if self.weights is not None and self.weights.is_file() else ""
-        return f"images: the vision tower has {self.tower.layers.num_layers} layers{file}"
+        size = f", {self.num_bytes / 2**20:.0f} MiB" if self.num_bytes >= 2**20 else ""
+        return f"images: the vision tower has {self.tower.layers.num_layers} layers{size}{file}"
 
 
 def sight_at(source: Path, *, dummy: bool) -> Sight:
@@ -77,8 +77,22 @@ def find_sight(
         return Sight(reason="preprocessor_config.json is missing, or its image_processor_type is not supported")
     if tower is None:
         return Sight(reason="config.json has no vision_config")
-    if not (dummy or weights.is_file()) and not any(
-        is_vision_tensor(one.name) for file in weight_files(folder) for one in stored_tensors(file)
-    ):
+    if dummy:
+        return Sight(tower, processor, weights=weights)
+    num_bytes = weights.stat().st_size if weights.is_file() else _tensor_bytes(folder)
+    if not num_bytes:
         return Sight(reason="its tensors are missing")
-    return Sight(tower, processor, weights=weights)
+    return Sight(tower, processor, weights=weights, num_bytes=num_bytes)
+
+
+def _tensor_bytes(folder: Path) -> int:
+    """Return the bytes of the vision tower's tensors in a folder of safetensors."""
+    tensors = (one for file in weight_files(folder) for one in stored_tensors(file))
+    return sum(one.nbytes for one in tensors if is_vision_tensor(one.name))
+
+
+def image_fields(tower: Tower | None) -> dict[str, Any]:
+    """Return the fields of `EngineInfo` about images."""
+    if tower is None:
+        return {}
+    return {"sees": True, "patch_bytes": tower.patch_bytes, "patches_per_side": tower.patches.merge}

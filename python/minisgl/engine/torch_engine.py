@@ -21,6 +21,7 @@ end. If one of several ranks fails, the others wait in a collective.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from torch import Tensor
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool
 from minisgl.attention.api import DeviceRows
 from minisgl.distributed import ALONE, Group
-from minisgl.engine.api import EngineInfo, EngineStepError, SlotAssignment, StepHandle
+from minisgl.engine.api import EngineInfo, EngineStepError, ImageCounts, ImageRun, SlotAssignment, StepHandle
 from minisgl.engine.device import (
     Device,
     DeviceMasks,
@@ -45,10 +46,13 @@ from minisgl.engine.graphs import Capture, Graph, Outputs, capture_all
 from minisgl.engine.launched_step import Failure, LaunchedStep, step_failure
 from minisgl.engine.sampler import EmbeddingSlots, LogitsProcessors, LogprobSlots, Mask
 from minisgl.engine.torch_adapters import Pairs, TorchAdapters
-from minisgl.engine.worker import ForwardThread
+from minisgl.engine.torch_sight import TorchSight, TorchTower
+from minisgl.engine.worker import ForwardThread, Pending
 from minisgl.grammar.slots import GrammarSlots
 from minisgl.kernels.ops import UPDATE_FIELDS, apply_updates, mask_tokens
-from minisgl.models.api import Attend, Model
+from minisgl.models.api import Attend, Model, Seen
+from minisgl.models.decoder import Decoder
+from minisgl.prompt_image import PromptImage
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepLimits, StepPlan
 from minisgl.utils.progress import Report
 
@@ -71,12 +75,13 @@ class TorchEngine:
         capture: Capture | None = None,
         renormalise: Renormalise | None = None,
         forward: ModelForward | None = None,
+        tower: TorchTower | None = None,
         say: Report = lambda text, done=0, total=0: None,
         free_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         """Create the engine; `warm_up` makes it ready. `thread` launches and resolves each step; None: the caller
         launches, and the thread that waits resolves. Graphs of `info.graph_sizes` are captured with `capture`;
-        `forward` is the model's, or a compiled one."""
+        `forward` is the model's, or a compiled one. With a `tower` the model is a `Decoder`, and sees."""
         self.model = model
         self._info = info
         self.pool = pool
@@ -109,6 +114,7 @@ class TorchEngine:
         self._adapters = TorchAdapters(model, slots)
         self._masks = DeviceMasks(device, torch_device, info.vocab_size, limits.max_rows, NUM_BUFFERS)
         self._embeddings = EmbeddingSlots()
+        self._sight = None if tower is None else TorchSight(tower, slots, torch_device)
         self._prompt_slots: set[int] = set()  # slots whose requests need hidden states of their prompts
         self.graphs: dict[int, Graph] = {}
         if capture is not None and info.graph_sizes:
@@ -166,6 +172,34 @@ class TorchEngine:
     def remove_adapter(self, number: int) -> None:
         self._change("adapter", lambda: self._adapters.remove(number))
 
+    def image_counts(self) -> ImageCounts:
+        return ImageCounts() if self._sight is None else self._sight.counts()
+
+    def see_ahead(self, image: PromptImage, begins: bool, slice_s: float, wake: Callable[[], None] | None) -> ImageRun:
+        """Run the tower over the whole image: it is one slice."""
+        sight = self._sight
+        assert sight is not None, "the server sends images only to an engine that sees"
+
+        def see() -> tuple[bool, object]:
+            try:
+                if begins and sight.is_full():
+                    return False, None
+                found: list[Tensor] = []
+                self._device.forward.run("tower", lambda: found.append(sight.features_of(image)))
+                return True, found[0]
+            finally:
+                if wake is not None:
+                    wake()
+
+        if self.thread is not None:
+            return self.thread.submit(see)
+        run = Pending(see)
+        run.run()
+        return run
+
+    def give_up_image(self) -> None:
+        """Do nothing: no run is in progress between two calls."""
+
     def _change(self, name: str, job: Callable[[], None]) -> None:
         """Queue `job` after the launched steps."""
         if self.thread is None:
@@ -211,6 +245,8 @@ class TorchEngine:
         size, block = layout.size, self._block
         device.forward.run("take in", lambda: copy(block[:size], staging.inputs_device[:size]))
         inputs = StepInputs(block, layout)
+        if self._sight is not None:
+            self._sight.change(entry.freed[: plan.num_freed].tolist(), assignments)
         device.forward.run("apply", lambda: self._apply(inputs, assignments))
         self._remember(step, assignments)
         if not plan.num_rows:
@@ -269,10 +305,14 @@ class TorchEngine:
                 self._prompt_slots.add(assignment.slot)
 
     def _graph_for(self, plan: StepPlan, entry: RingEntry) -> Graph | None:
-        """Return the graph that runs a step; None to run eagerly, as for prompts that need hidden states."""
-        if plan.num_tokens != plan.num_rows:
+        """Return the graph that runs a step; None to run eagerly, as for prompts that need hidden states, and for those
+        whose images are not computed: a chunk of a prompt may have one token."""
+        rows = plan.num_rows
+        if plan.num_tokens != rows:
             return None
-        if self._prompt_slots and not self._prompt_slots.isdisjoint(entry.req_slots[: plan.num_rows].tolist()):
+        if self._prompt_slots and not self._prompt_slots.isdisjoint(entry.req_slots[:rows].tolist()):
+            return None
+        if self._sight is not None and not self._sight.are_behind(entry.req_slots[:rows], entry.seq_lens[:rows]):
             return None
         return self.graphs.get(plan.padded_rows)
 
@@ -286,6 +326,8 @@ class TorchEngine:
                 self._embeddings.assign(assignment)
         if assignments:  # masked positions are read, too, and must not be pages of the slot's previous request
             self._page_table.index_fill_(0, inputs.assigned[:, 0].long(), self._limits.scratch_page)
+            if self._sight is not None:
+                self._sight.apply(inputs.assigned[:, 0].long(), assignments)
         apply_updates(self._page_table, inputs.page_table_updates, inputs.page_ids)
 
     def _rows(self, entry: RingEntry, inputs: StepInputs, num_decode: int) -> AttentionRows:
@@ -300,17 +342,18 @@ class TorchEngine:
         )
 
     def _hidden(self, inputs: StepInputs, forward: ModelForward) -> Tensor:
-        ids = inputs.input_ids.long()
+        ids, positions = inputs.input_ids.long(), inputs.positions.long()
         ids = torch.where(ids < 0, self._last_token[(-1 - ids).clamp_(min=0)], ids)
-        return forward(ids, inputs.positions.long(), self.attention.attend)
+        if self._sight is not None and inputs.layout.tokens == inputs.layout.rows:
+            positions = positions - self._sight.shifts[inputs.req_slots.long()]
+        return forward(ids, positions, self.attention.attend)
 
     def _eager(self, step: LaunchedStep, inputs: StepInputs, needs: Needs) -> None:
         layout = inputs.layout
         num_decode = layout.rows if layout.tokens == layout.rows else step.plan.num_decode_rows
         self.attention.prepare(self._rows(step.entry, inputs, num_decode), self._page_table)
         self._adapters.prepare(step.adapters, torch.device(self._info.device))
-        # the compiled forward does not support adapters
-        hidden = self._hidden(inputs, self.forward_model if step.adapters is None else self.model.forward)
+        hidden = self._hidden(inputs, self._forward_of(step, layout))
         last = inputs.qo_indptr[1:][inputs.sample_rows.long()].long() - 1
         hidden, finite = _finite(hidden)
         bad = torch.nn.functional.pad((~finite).int().cumsum(0), (1, 0))[inputs.qo_indptr.long()]
@@ -318,6 +361,18 @@ class TorchEngine:
         step.hidden = hidden
         if not step.slots:
             self._finish(step, inputs, needs)
+
+    def _forward_of(self, step: LaunchedStep, layout: Layout) -> ModelForward:
+        """Return the model's forward for a step. The compiled one supports neither adapters nor images."""
+        entry, rows, model = step.entry, layout.rows, self.model
+        seen: Seen | None = None
+        if self._sight is not None:
+            of_rows = entry.req_slots[:rows], entry.seq_lens[:rows], entry.extend_lens[:rows]
+            seen = self._sight.for_step(*of_rows, entry.positions[: layout.tokens])
+        if seen is None:
+            return self.forward_model if step.adapters is None else model.forward
+        assert isinstance(model, Decoder)
+        return partial(model.forward, seen=seen)
 
     def _capturable(self, size: int) -> Callable[[], Outputs]:
         """Return the forward of a step of `size` rows with one token each, to be captured; its inputs are padding."""

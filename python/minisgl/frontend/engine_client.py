@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from minisgl.frontend.adapters import AdapterBook
 from minisgl.frontend.engine_socket import EngineSocket
@@ -229,6 +230,7 @@ class ProcessClient(EngineClient):
         self._goes_on = False  # another read is scheduled for the next turn
         self.ready: asyncio.Future[EngineReady] | None = None
         self._info: EngineReady | None = None
+        self.blind = ""  # why images cannot be prepared, although the engine accepts them
         self.lost = asyncio.Event()  # the engine process has ended the connection
         self.watchdog = Watchdog([ENGINE], lambda _: "the engine process", TIMES.silence_s)
         self.codec = Codec()
@@ -255,6 +257,11 @@ class ProcessClient(EngineClient):
             is_there = ready is not None and ready.done() and ready.exception() is None
             self._info = ready.result() if ready is not None and is_there else None
         return self._info
+
+    def be_blind(self, reason: str) -> None:
+        """Report from now on that the model reads text only, because of `reason`. The engine must be ready."""
+        assert self.info is not None
+        self._info, self.blind = replace(self.info, sees=False), reason
 
     @property
     def engines(self) -> Sequence[EngineView]:

@@ -10,7 +10,7 @@ import io
 from typing import TYPE_CHECKING
 
 from minisgl.images.heads import Bounds, ImageError, read_head
-from minisgl.utils.installed import how_to_get, missing
+from minisgl.utils.installed import how_to_get
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -19,10 +19,21 @@ _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """Members of `PIL.Image.Transpose` that make a picture upright, by the value of the Exif tag."""
 
 
+def pillow_trouble() -> str:
+    """Return why Pillow cannot be used, and how to install it; empty if it loads."""
+    try:
+        from PIL import Image, ImageOps  # noqa: F401
+    except Exception as error:  # a damaged installation may raise anything
+        absent = isinstance(error, ModuleNotFoundError) and error.name == "PIL"
+        why = "is not installed" if absent else f"does not load ({type(error).__name__}: {error})"
+        return f"images need Pillow, which {why}: {how_to_get('images')}"
+    return ""
+
+
 def need_pillow() -> None:
-    """Raise `ImageError` if Pillow is not installed."""
-    if missing("PIL"):
-        raise ImageError(f"images need Pillow, which is not installed: {how_to_get('images')}")
+    """Raise `ImageError` if Pillow cannot be used."""
+    if trouble := pillow_trouble():
+        raise ImageError(trouble)
 
 
 def decode(data: bytes, bounds: Bounds) -> Image:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _MOST_PARTS = 65_536  # chunks or segments of a file; each costs a turn of a loop
+_LONGEST_SIDE = 65_535  # of JPEG and GIF, too; a PNG of 16 million x 1 pixels takes 700 MB and seconds to resize
 _MOST_SCANS = 64  # of a progressive JPEG, which needs about ten; each costs a pass over all pixels
 _JPEG_PLAIN = frozenset((0x00, 0x01, *range(0xD0, 0xD9)))  # markers without a segment
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -33,9 +34,11 @@ class Bounds:
     max_bytes: int = 32 << 20
 
     def check_pixels(self, width: int, height: int) -> None:
-        """Raise `ImageError` if a picture of this size is empty or has too many pixels."""
+        """Raise `ImageError` if a picture of this size is empty, has too many pixels or too long a side."""
         if width < 1 or height < 1:
             raise ImageError(f"the image has {width} x {height} pixels")
+        if max(width, height) > _LONGEST_SIDE:
+            raise ImageError(f"the image has {width} x {height} pixels, more than {_LONGEST_SIDE} a side")
         if width * height > self.max_pixels:
             raise ImageError(f"the image has {width} x {height} pixels, more than the limit of {self.max_pixels}")
 

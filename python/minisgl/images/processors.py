@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,15 +28,16 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _LONGEST = 200  # the ratio of the sides at which Qwen's processor stops
+_UNLIMITED = 1 << 31  # tokens
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 30)]
 _Three = Annotated[list[float], msgspec.Meta(min_length=3, max_length=3)]
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedImage:
-    """An image as a vision tower reads it. `grid` has its patches (rows, columns), `pixels` is uint8 [rows * columns,
-    3 * patch * patch] in the tower's order, each patch channel by channel; `digest` is of all of that."""
+class Tile:
+    """A rectangle of pixels as a vision tower reads it. `grid` has its patches (rows, columns), `pixels` is uint8
+    [rows * columns, 3 * patch * patch] in the tower's order, each patch channel by channel; `digest` is of all that."""
 
     digest: bytes
     grid: tuple[int, int]
@@ -45,9 +45,28 @@ class PreparedImage:
     pixels: bytes
 
 
-Sizing = Callable[[int, int, int], tuple[int, int]]
-"""A rule that takes a picture's height and width and the limit of tokens, and returns the height and width to which the
-picture is resized. Raises `ImageError`."""
+@dataclass(frozen=True, slots=True)
+class PreparedImage:
+    """An image as a model reads it: one tile, or several and last a tile of the whole. `text` replaces the chat
+    template's marker before the prompt is tokenized, and has a marker for each tile; empty: the marker stays.
+    `limited`: the limit of tokens made it smaller."""
+
+    tiles: tuple[Tile, ...]
+    text: str = ""
+    limited: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(tile.num_tokens for tile in self.tiles)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(tile.pixels) for tile in self.tiles)
+
+
+Sizing = Callable[[int, int, int], list[tuple[int, int]]]
+"""A rule that takes a picture's height and width and the limit of tokens, and returns the heights and widths to which
+the picture is resized, one after the other. Raises `ImageError`."""
 
 
 def smart_resize(
@@ -74,10 +93,32 @@ def smart_resize(
     return rows, columns
 
 
+def tile_sizes(height: int, width: int, max_tokens: int, *, edge: int, tile: int, tokens: int) -> list[tuple[int, int]]:
+    """Return Idefics 3's sizes: the longer side becomes `edge`, then both sides become multiples of `tile`. `edge` is
+    reduced until the tiles, of `tokens` each, fit `max_tokens`; the tile of the whole picture does not count."""
+    first = second = (tile, tile)
+    for longest in (*range(edge, tile, -tile), min(edge, tile)):
+        ratio = width / height
+        short = int(longest / ratio if width >= height else longest * ratio)
+        first = _lying(longest, max(1, short + short % 2), width >= height)
+        lying, ratio = first[1] >= first[0], first[1] / first[0]
+        long = math.ceil(max(first) / tile) * tile
+        second = _lying(long, math.ceil(max(1, int(long / ratio if lying else long * ratio)) / tile) * tile, lying)
+        if second[0] * second[1] // tile**2 * tokens <= max_tokens:
+            break
+    return [first, second]
+
+
+def _lying(long: int, short: int, lying: bool) -> tuple[int, int]:
+    """Return the height and the width of a picture with these sides."""
+    return (short, long) if lying else (long, short)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """A class of processors with the numbers of one folder. Patches of `patch` x `patch` pixels stand together in
-    squares of `merge` x `merge`. `rewrite`: text of the chat template, and what replaces it before it is tokenized."""
+    squares of `merge` x `merge`. `tile`: the side of the squares into which larger pictures are cut. `marker`: the text
+    of the chat template that stands for an image; `text` makes what replaces it of the rows and columns of tiles."""
 
     numbers: tuple[str | int, ...]  # its name, and what changes pixels or positions
     sizing: Sizing
@@ -85,7 +126,9 @@ class Family:
     merge: int
     patches_per_token: int
     num_tokens: int | None = None  # of every image
-    rewrite: tuple[str, str] | None = None
+    tile: int | None = None
+    marker: str = ""
+    text: Callable[[int, int], str] = lambda rows, columns: ""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     resample: int  # Pillow's number of a filter
@@ -112,14 +155,28 @@ class Processor:
         bounds = bounds or Bounds()
         picture = decode(data, bounds) if isinstance(data, bytes) else upright(data, bounds)
         limit = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
-        family, patch, merge = self.family, self.family.patch, self.family.merge
-        height, width = family.sizing(picture.height, picture.width, limit)
-        pixels = np.asarray(picture.resize((width, height), self.resample))
-        grid, square = (height // patch, width // patch), patch * merge
-        parts = pixels.reshape(height // square, merge, patch, width // square, merge, patch, 3)
+        sizes = self.family.sizing(picture.height, picture.width, limit)
+        limited = sizes != self.family.sizing(picture.height, picture.width, _UNLIMITED)
+        for height, width in sizes:
+            picture = picture.resize((width, height), self.resample)
+        whole, side = np.asarray(picture), self.family.tile
+        if side is None or max(picture.size) <= side:
+            return PreparedImage((self._tile(whole),), self.family.text(0, 0), limited)
+        rows, columns = picture.height // side, picture.width // side
+        places = [(row * side, column * side) for row in range(rows) for column in range(columns)]
+        cut = [self._tile(whole[top : top + side, left : left + side]) for top, left in places]
+        cut.append(self._tile(np.asarray(picture.resize((side, side), self.resample))))
+        return PreparedImage(tuple(cut), self.family.text(rows, columns), limited)
+
+    def _tile(self, pixels: npt.NDArray[np.uint8]) -> Tile:
+        """Cut pixels [height, width, 3] into patches. Those behind the last whole patch are left out."""
+        patch, merge = self.family.patch, self.family.merge
+        grid, square = (pixels.shape[0] // patch, pixels.shape[1] // patch), patch * merge
+        pixels = pixels[: grid[0] * patch, : grid[1] * patch]
+        parts = pixels.reshape(pixels.shape[0] // square, merge, patch, pixels.shape[1] // square, merge, patch, 3)
         patches = parts.transpose(0, 3, 1, 4, 6, 2, 5).tobytes()
-        num_tokens = grid[0] * grid[1] // family.patches_per_token
-        return PreparedImage(digest_of(self.kind, grid, patches), grid, num_tokens, patches)
+        num_tokens = grid[0] * grid[1] // self.family.patches_per_token
+        return Tile(digest_of(self.kind, grid, patches), grid, num_tokens, patches)
 
 
 class _Settings(msgspec.Struct, frozen=True):
@@ -129,6 +186,8 @@ class _Settings(msgspec.Struct, frozen=True):
     do_rescale: bool | None = None
     do_normalize: bool | None = None
     do_pan_and_scan: bool | None = None
+    do_image_splitting: bool | None = None
+    max_image_size: dict[str, _Count] | None = None
     resample: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
     rescale_factor: float | None = None
     image_mean: _Three | None = None
@@ -170,6 +229,7 @@ class _Model(msgspec.Struct, frozen=True):
     image_token_id: _Id | None = None
     image_token_index: _Id | None = None
     mm_tokens_per_image: _Count = 256
+    scale_factor: _Count = 2
 
 
 def _qwen(settings: _Settings, model: _Model, folder: Path) -> Family:
@@ -185,7 +245,7 @@ def _qwen(settings: _Settings, model: _Model, folder: Path) -> Family:
         raise ConfigError(f"size {size}: must have shortest_edge and longest_edge")
     return Family(
         numbers=("qwen2vl", patch, merge, temporal),
-        sizing=partial(smart_resize, factor=patch * merge, min_pixels=least, max_pixels=most),
+        sizing=lambda *size: [smart_resize(*size, factor=patch * merge, min_pixels=least, max_pixels=most)],
         patch=patch,
         merge=merge,
         patches_per_token=merge**2,
@@ -210,7 +270,7 @@ def _gemma3(settings: _Settings, model: _Model, folder: Path) -> Family:
     soft, end = names.get("image_token") or "<image_soft_token>", names.get("eoi_token") or "<end_of_image>"
     return Family(
         numbers=("gemma3", patch, tokens),
-        sizing=lambda *_: (height, width),
+        sizing=lambda *_: [(height, width)],
         patch=patch,
         merge=height // patch // across,
         patches_per_token=(height // patch // across) ** 2,
@@ -218,13 +278,58 @@ def _gemma3(settings: _Settings, model: _Model, folder: Path) -> Family:
         std=(0.5, 0.5, 0.5),
         resample=2,
         num_tokens=tokens,
-        rewrite=(begin, f"\n\n{begin}{soft}{end}\n\n"),
+        marker=begin,
+        text=lambda *_: f"\n\n{begin}{soft}{end}\n\n",
     )
+
+
+def _idefics3(settings: _Settings, model: _Model, folder: Path) -> Family:
+    """Idefics 3's processor, which SmolVLM uses with other numbers."""
+    size, largest = settings.size or {"longest_edge": 4 * 364}, settings.max_image_size or {"longest_edge": 364}
+    edge, tile = size.get("longest_edge", 0), largest.get("longest_edge", 0)
+    patch, merge = model.vision_config.patch_size or 32, model.scale_factor
+    side = model.vision_config.image_size or 224
+    _agree("max_image_size", tile, side)
+    if not 0 < edge <= 4096 or tile // patch % merge or tile < patch:
+        need = f"longest_edge of 4096 at most, and of squares of {merge} x {merge} patches of {patch} pixels"
+        raise ConfigError(f"size {size}, max_image_size {largest}: must have a {need}")
+    tokens, splits = (tile // patch // merge) ** 2, settings.do_image_splitting is not False
+
+    def sizing(height: int, width: int, limit: int) -> list[tuple[int, int]]:
+        if splits:
+            return tile_sizes(height, width, limit, edge=edge, tile=tile, tokens=tokens)
+        return [tile_sizes(height, width, _UNLIMITED, edge=edge, tile=tile, tokens=tokens)[0], (tile, tile)]
+
+    return Family(
+        numbers=("idefics3", patch, merge),
+        sizing=sizing,
+        patch=patch,
+        merge=merge,
+        patches_per_token=merge**2,
+        tile=tile,
+        marker=_IMAGE,
+        text=_text_of_tiles,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        resample=1,
+    )
+
+
+_IMAGE, _FAKE = "<image>", "<fake_token_around_image>"
+
+
+def _text_of_tiles(rows: int, columns: int) -> str:
+    """Return the text of an image of Idefics 3 that is cut into tiles, which is that of its processor."""
+    line = "".join(f"{_FAKE}<row_{{0}}_col_{column + 1}>{_IMAGE}" for column in range(columns)) + "\n"
+    tiles = "".join(line.format(row + 1) for row in range(rows))
+    return f"{tiles}{chr(10) if rows else ''}{_FAKE}<global-img>{_IMAGE}{_FAKE}"
 
 
 FAMILIES: dict[str, Callable[[_Settings, _Model, Path], Family]] = {
     "Qwen2VLImageProcessor": _qwen,
     "Gemma3ImageProcessor": _gemma3,
+    "Idefics3ImageProcessor": _idefics3,
+    "SmolVLMImageProcessor": _idefics3,
 }
 """Classes of image processors, without the endings `Fast` and `Pil` of other backends."""
 

@@ -14,15 +14,17 @@ from minisgl.step import Int32Array
 def expand(
     ids: Int32Array, marker_id: int, images: Sequence[PreparedImage]
 ) -> tuple[Int32Array, tuple[PromptImage, ...]]:
-    """Replace the k-th marker of a prompt by the virtual ids of image k, and return the images with their places.
-    Raises `ValueError` if the prompt has another number of markers than there are images."""
-    markers = np.flatnonzero(ids == marker_id)
-    if len(markers) != len(images):
-        raise ValueError(f"the prompt has {len(markers)} image markers (token {marker_id}) for {len(images)} images")
+    """Replace the k-th marker of a prompt by the virtual ids of tile k of the images, and return the tiles with their
+    places. Raises `ValueError` if the prompt has another number of markers than the images have tiles."""
+    markers, tiles = np.flatnonzero(ids == marker_id), [tile for image in images for tile in image.tiles]
+    if len(markers) != len(tiles):
+        of_tiles = f" of {len(tiles)} tiles" if len(tiles) != len(images) else ""
+        found = f"the prompt has {len(markers)} image markers (token {marker_id})"
+        raise ValueError(f"{found} for {len(images)} images{of_tiles}")
     pieces, places, done, length = list[Int32Array](), list[PromptImage](), 0, 0
-    for marker, image in zip(markers.tolist(), images, strict=True):
+    for marker, tile in zip(markers.tolist(), tiles, strict=True):
         start = length + marker - done
-        pieces += (ids[done:marker], virtual_ids(image.digest, image.num_tokens))
-        places.append(PromptImage(image.digest, start, image.num_tokens, image.grid, image.pixels))
-        done, length = marker + 1, start + image.num_tokens
+        pieces += (ids[done:marker], virtual_ids(tile.digest, tile.num_tokens))
+        places.append(PromptImage(tile.digest, start, tile.num_tokens, tile.grid, tile.pixels))
+        done, length = marker + 1, start + tile.num_tokens
     return np.concatenate([*pieces, ids[done:]]).astype(np.int32, copy=False), tuple(places)

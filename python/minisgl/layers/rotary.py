@@ -6,6 +6,7 @@ Invariants: the tables hold every position of the context; they are computed in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,13 @@ class Rotary:
     def at(self, positions: Tensor) -> Rotation:
         """Return the rotation of tokens at `positions` [n] int64."""
         return Rotation(self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
+
+    def at_axes(self, axes: Tensor, of_pairs: Sequence[int]) -> Rotation:
+        """Return the rotation of tokens with three positions each, [3, n] int64; `of_pairs`: the axis by pair of
+        dimensions."""
+        columns = torch.arange(self._cos.shape[1], device=axes.device)
+        rows = axes[torch.tensor([*of_pairs, *of_pairs], device=axes.device)].T  # [n, head_dim]
+        return Rotation(self._cos[rows, columns].unsqueeze(1), self._sin[rows, columns].unsqueeze(1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,17 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 v_dim], stores k and v of these tokens, then attends causally within each row, as `Model.attention[layer]` says."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """What the tokens of a step have of images. `axes` [3, n] int64 are the positions of all n tokens in time, rows and
+    columns. `features` [m, width] are those of the tokens with the indices `tokens` [m] int64: the embedding, then what
+    is added after each of the first layers."""
+
+    axes: Tensor
+    tokens: Tensor
+    features: Tensor
+
+
 class Model(Protocol):
     """A model with loaded weights. All ranks of a group call its methods in the same order."""
 

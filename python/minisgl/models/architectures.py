@@ -1810,6 +1810,7 @@ _NEMOTRON_H_NAMES: Names = {
     "shared_down": f"{_MIXER}.shared_experts.down_proj",
 }
 _NEMOTRON_H_LAYERS = ("model.layers.{layer}", "backbone.layers.{layer}")
+_IDEFICS3 = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
 _PER_HEAD = "self_attn.{}_layernorm.norms.{{head}}"
 
 ENCODERS: dict[str, Architecture] = {
@@ -1842,9 +1843,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3MoeForCausalLM": Architecture(_qwen3_moe, on_torch=True),
     "Gemma3ForCausalLM": Architecture(_gemma3, _GEMMA_NAMES, on_torch=True),
     "Gemma3ForConditionalGeneration": Architecture(_gemma3, _GEMMA_NAMES, on_torch=True),  # its text half
-    "Qwen2VLForConditionalGeneration": Architecture(_qwen2),  # their text halves
+    **dict.fromkeys(_IDEFICS3, Architecture(_llama, gguf_interleaved=True, on_torch=True)),  # their text halves
+    "Qwen2VLForConditionalGeneration": Architecture(_qwen2),
     "Qwen2_5_VLForConditionalGeneration": Architecture(_qwen2),
-    "Qwen3VLForConditionalGeneration": Architecture(_qwen3),
+    "Qwen3VLForConditionalGeneration": Architecture(_qwen3, on_torch=True),
     "Qwen3VLMoeForConditionalGeneration": Architecture(_qwen3_vl_moe, _QWEN3_VL_MOE_NAMES),
     "Phi3ForCausalLM": Architecture(_phi3, _PHI3_NAMES, {"qkv": "attn_qkv", "gate_up": "ffn_up"}),
     "GraniteForCausalLM": Architecture(_granite, gguf_interleaved=True),
@@ -1954,6 +1956,7 @@ def find_architecture(architecture: str) -> Architecture:
 _TEXT_TYPES = {
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
+    **dict.fromkeys(_IDEFICS3, ("llama",)),
     "Qwen2VLForConditionalGeneration": ("qwen2_vl_text",),
     "Gemma4ForConditionalGeneration": ("gemma4_text",),
     "Gemma3nForConditionalGeneration": ("gemma3n_text",),
@@ -1972,12 +1975,20 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 262_208,
         "max_position_embeddings": 131_072,
         "tie_word_embeddings": True,
-    }
+    },
+    "llama": {  # which SmolVLM's files omit
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "vocab_size": 32_000,
+        "max_position_embeddings": 2048,
+    },
 }
 _OF_THE_WHOLE = ("architectures", "dtype", "torch_dtype", "quantization_config", "eos_token_id")
 _FLAT = ("layers.", "embed_tokens.", "norm.")  # prefixes in a model that was saved without its head
 _VISION_TENSOR = re.compile(
-    r"(model\.)?(vision_tower|vision_model|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\."
+    r"(model\.)?(vision_tower|vision_model|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio|connector)\."
 )
 
 
@@ -2015,13 +2026,15 @@ def is_vision_tensor(name: str) -> bool:
 
 def text_name(name: str) -> str | None:
     """Return the name of a tensor in the text model; None for a tensor of the vision part. transformers 4 has written
-    `language_model.model.` and `language_model.lm_head`, transformers 5 `model.language_model.` and `lm_head`."""
+    `language_model.model.` and `language_model.lm_head`, transformers 5 `model.language_model.` and `lm_head`, both
+    `model.text_model.` and `lm_head` for Idefics 3."""
     if is_vision_tensor(name):
         return None
     for prefix, own in (
         ("language_model.model.", "model."),
         ("model.language_model.", "model."),
         ("language_model.", ""),
+        ("model.text_model.", "model."),
     ):
         if name.startswith(prefix):
             return own + name.removeprefix(prefix)

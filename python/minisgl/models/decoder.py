@@ -19,7 +19,7 @@ from minisgl.layers.experts import graph_obstacle
 from minisgl.layers.linear import Linear, RowLinear
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import Rotary, Rotation
-from minisgl.models.api import Attend
+from minisgl.models.api import Attend, Seen
 from minisgl.models.architectures import find_architecture, own_name
 from minisgl.models.config import ModelConfig
 from minisgl.models.mlp import Mlp, SparseMlp
@@ -197,14 +197,25 @@ class Decoder:
         for layer in self._layers:
             layer.warm_up()
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Compute the hidden states [n, hidden_size] after the final norm of ids [n] int64 at positions [n] int64."""
-        rotations = [rotary.at(positions) for rotary in self._rotaries]
+    def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend, seen: Seen | None = None) -> Tensor:
+        """Compute the hidden states [n, hidden_size] after the final norm of ids [n] int64 at positions [n] int64.
+        `seen`: what the tokens have of images, whose axes take the place of `positions`."""
+        if seen is None:
+            rotations = [rotary.at(positions) for rotary in self._rotaries]
+        else:
+            rotations = [rotary.at_axes(seen.axes, self.config.rope_axes) for rotary in self._rotaries]
+            input_ids = input_ids.index_fill(0, seen.tokens, 0)  # the ids of images are virtual
         x = self._tokens(input_ids)
         if self._scale is not None:
             x = x * self._scale
-        for layer in self._layers:
+        parts: Sequence[Tensor] = ()
+        if seen is not None:
+            first, *parts = seen.features.to(x.dtype).split(self.config.hidden_size, 1)
+            x = x.index_copy(0, seen.tokens, first)
+        for index, layer in enumerate(self._layers):
             x = layer(x, rotations, attend)
+            if seen is not None and index < len(parts):
+                x = x.index_add(0, seen.tokens, parts[index])
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

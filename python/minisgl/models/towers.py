@@ -64,7 +64,24 @@ _SIGLIP = {
     "down": "encoder.layers.{layer}.mlp.fc2",
     "norm": "post_layernorm",
 }
+_SIGLIP_GGUF = {
+    **{part: _QWEN_GGUF[part] for part in ("patches", "positions", "attention_norm", "out", "mlp_norm", "up", "down")},
+    **{part: f"v.blk.{{layer}}.attn_{part}" for part in ("q", "k", "v")},
+    "norm": "v.post_ln",
+    "merger_norm": "mm.soft_emb_norm",
+    "merger_down": "mm.input_projection",
+}
 _GEMMA = {"merger_norm": "mm_soft_emb_norm", "merger_down": "mm_input_projection_weight."}  # the dot: the whole name
+_IDEFICS3, _IDEFICS3_GGUF = {"merger_down": "modality_projection.proj"}, {"merger_down": "mm.model.fc"}
+IDEFICS3 = {
+    "hidden_size": 1152,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 32,
+}
+"""Values that config.json leaves out, as in the published SmolVLM models."""
 _OF_THE_WHOLE = ("model.", "")  # prefixes of all names, by transformers' versions
 
 
@@ -124,7 +141,7 @@ def find_tower(raw: Raw, model: ModelConfig) -> Tower | None:
 
 def with_images(model: ModelConfig, raw: Raw, tower: Tower) -> ModelConfig:
     """Return the text model's description with what it does to images. Raises `ConfigError`."""
-    if tower.both_ways:
+    if not tower.layers.ropes:  # then a position of the text model has one axis
         return model
     text = raw.get("text_config") or raw
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
@@ -171,23 +188,44 @@ def _qwen3_vl(vision: Raw, model: ModelConfig, _: Raw) -> Tower:
 
 def _gemma3(vision: Raw, model: ModelConfig, raw: Raw) -> Tower:
     """Return the tower of Gemma 3: SigLIP on squares of one size, whose output is averaged over blocks of patches."""
+    encoder, patches = _siglip(vision, model)
+    tokens, side = int(raw.get("mm_tokens_per_image", 256)), patches.side
+    across = math.isqrt(max(0, tokens))
+    if not across or across**2 != tokens or side * patches.size != int(vision["image_size"]) or side % across:
+        raise ConfigError(f"config.json: mm_tokens_per_image: {tokens}: must be a square that divides {side} x {side}")
+    names = _named(_SIGLIP, "vision_tower.vision_model.", "vision_tower.") | _named(_GEMMA, "multi_modal_projector.")
+    in_gguf = dict(_SIGLIP_GGUF)
+    if vision.get("gguf_mlp_exchanged"):
+        in_gguf["up"], in_gguf["down"] = in_gguf["down"], in_gguf["up"]
+    names = {part: [*names[part], in_gguf[part]] for part in names}
+    encoder = replace(encoder, patches=replace(patches, merge=side // across))
+    return Tower(encoder, names, model.hidden_size, both_ways=True)
+
+
+def _idefics3(vision: Raw, model: ModelConfig, raw: Raw) -> Tower:
+    """Return the tower of Idefics 3 and SmolVLM: SigLIP on tiles of one size, and a matrix of joined blocks of patches.
+    Pixels behind the last whole patch are left out. transformers rounds positions in 32 bits, so that in towers of some
+    sizes (not 26, 27 and 32 patches, the published ones) a patch has its neighbour's position; here it does not."""
+    encoder, patches = _siglip({**IDEFICS3, **vision}, model)
+    merge, side = int(raw.get("scale_factor", 2)), patches.side
+    if merge < 1 or side < 1 or side % merge:
+        raise ConfigError(f"config.json: scale_factor: {merge}: must divide {side}, the patches in a row of a tile")
+    encoder = replace(encoder, patches=replace(patches, merge=merge))
+    names, in_gguf = _named(_SIGLIP, "vision_model.") | _named(_IDEFICS3, "connector."), _SIGLIP_GGUF | _IDEFICS3_GGUF
+    return Tower(encoder, {part: [*names[part], in_gguf[part]] for part in names}, model.hidden_size)
+
+
+def _siglip(vision: Raw, model: ModelConfig) -> tuple[ModelConfig, Patches]:
+    """Return SigLIP's encoder and its patches, each of which is a token."""
     _only(vision, hidden_act="gelu_pytorch_tanh", num_channels=3)
     layers, hidden = int(vision["num_hidden_layers"]), int(vision["hidden_size"])
     heads, size = int(vision["num_attention_heads"]), int(vision["patch_size"])
     if min(layers, hidden, heads, size) < 1 or hidden % heads:
         sizes = f"{layers} layers of {heads} heads and {hidden} values, patches of {size}"
         raise ConfigError(f"config.json: vision_config: {sizes}: must be 1 at least, and heads divide hidden_size")
-    pixels, tokens = int(vision["image_size"]), int(raw.get("mm_tokens_per_image", 256))
-    side, across = pixels // size, math.isqrt(max(0, tokens))
-    if not across or across**2 != tokens or side * size != pixels or side % across:
-        raise ConfigError(f"config.json: mm_tokens_per_image: {tokens}: must be a square that divides {side} x {side}")
-    patches = Patches(size=size, frames=1, merge=side // across, side=side, taps=())
-    encoder = replace(
-        _encoder(model, hidden, layers, heads, int(vision["intermediate_size"]), patches),
-        norm_eps=float(vision.get("layer_norm_eps", 1e-6)),
-    )
-    names = _named(_SIGLIP, "vision_tower.vision_model.", "vision_tower.") | _named(_GEMMA, "multi_modal_projector.")
-    return Tower(encoder, names, model.hidden_size, both_ways=True)
+    patches = Patches(size=size, frames=1, merge=1, side=int(vision["image_size"]) // size, taps=())
+    encoder = _encoder(model, hidden, layers, heads, int(vision["intermediate_size"]), patches)
+    return replace(encoder, norm_eps=float(vision.get("layer_norm_eps", 1e-6))), patches
 
 
 def _only(vision: Raw, **supported: Any) -> None:
@@ -238,6 +276,8 @@ FAMILIES: dict[str, Callable[[Raw, ModelConfig, Raw], Tower]] = {
     "Qwen3VLForConditionalGeneration": _qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": _qwen3_vl,
     "Gemma3ForConditionalGeneration": _gemma3,
+    "Idefics3ForConditionalGeneration": _idefics3,
+    "SmolVLMForConditionalGeneration": _idefics3,
     "Qwen3_5ForConditionalGeneration": _qwen3_vl,
     "Qwen3_5MoeForConditionalGeneration": _qwen3_vl,
 }

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Sequence
 
 import msgspec
-from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from minisgl.config import ServerConfig
@@ -25,6 +24,7 @@ from minisgl.server.batches.store import Store
 from minisgl.server.core.errors import ApiError, install_handlers
 from minisgl.server.core.glance import NOTHING, WRONG, decoded, text_of
 from minisgl.server.core.passing import Lost, ask_whole, request_bytes
+from minisgl.server.core.routes import Routes
 
 ENDED_S = 10.0
 """Seconds from the end of a connection to the end of its server at most."""
@@ -45,7 +45,7 @@ class BatchesOfSeveral:
         self._config = config
         most = max_lines_in_flight([model.entry for model in registry.models.values()])
         self.all = Batches(config, store, lambda: most, self._ask)
-        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+        app = Routes()
         install_handlers(app)
         add_files(app, self.all.here)
         add_batches(app, self.all.here)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -149,6 +150,7 @@ class Intake:
 
     def arrivals(self) -> list[Event]:
         """Return the arrivals of all requests that the scheduler has, for another scheduler."""
+        self.seeing.lost()
         elsewhere = self.compiling, self.seeing, self.reading
         return [r.arrival() for r in self.requests.live() if not any(r.req_id in holder for holder in elsewhere)]
 
@@ -198,13 +200,28 @@ class Intake:
 
     def _see(self, events: Events, request: TrackedRequest, control_plane: ControlPlane) -> None:
         """Add the arrival to `events`, or first compute the images that neither cached nor stored pages cover."""
-
-        def num_pages() -> int:
-            stored = request.stored_len(self._page_size) // self._page_size
-            return max(control_plane.cached_pages(request.tokens, request.namespace), stored)
-
-        if not self.seeing.add(request, num_pages):
+        if not self.seeing.add(request, partial(self._num_pages, request, control_plane)):
             events.add(request.arrival())
+
+    def _num_pages(self, request: TrackedRequest, control_plane: ControlPlane) -> int:
+        """Return how many pages of a request are cached or were read."""
+        stored = request.stored_len(self._page_size) // self._page_size
+        return max(control_plane.cached_pages(request.tokens, request.namespace), stored)
+
+    @property
+    def prepares(self) -> bool:
+        """Whether requests may need something before their first step: stored pages, or features of images."""
+        return self.reading.has_store or self.seeing.sees
+
+    def sent_back(self, request: TrackedRequest, control_plane: ControlPlane) -> None:
+        """Prepare a retracted request again, for when the scheduler admits it."""
+        self.reading.sent_back(request)
+        self.seeing.sent_back(request, partial(self._num_pages, request, control_plane))
+
+    def started(self, req_id: int) -> None:
+        """End the preparation of a request that was admitted."""
+        self.reading.started(req_id)
+        self.seeing.started(req_id)
 
     def _tracked(self, message: AddRequest, grammar: Matcher | None = None) -> TrackedRequest:
         if message.req_id in self.requests:

@@ -285,8 +285,8 @@ class StepLoop:
                 return plan
 
     def _launch(self, plan: StepPlan) -> StepHandle:
-        if self._intake.reading.has_store:
-            self._read_again(plan)
+        if self._intake.prepares:
+            self._prepare_again(plan)
         assignments = self._assignments(plan) if plan.num_assigned else ()
         return self._engine.launch(plan, self._control_plane.buffers, assignments)
 
@@ -299,7 +299,7 @@ class StepLoop:
             req_id = int(entry.assigned_ids[i])
             request = self._requests.get(req_id)
             self._owners[slot] = req_id
-            self._intake.reading.started(req_id)
+            self._intake.started(req_id)
             if not request.admitted:
                 request.admitted = True
                 if slot in loading:  # further pages are loaded by the next chunks
@@ -312,9 +312,9 @@ class StepLoop:
             assignments.append(request.assignment(slot))
         return assignments
 
-    def _read_again(self, plan: StepPlan) -> None:
-        """Start reading stored pages of retracted requests. They are found by their slots, which are free once no step
-        in flight has a row of them."""
+    def _prepare_again(self, plan: StepPlan) -> None:
+        """Start reading stored pages and computing images of retracted requests. They are found by their slots, which
+        are free once no step in flight has a row of them."""
         if plan.num_retracted:
             self._last_sent_back = plan.step
         if plan.step - self._last_sent_back >= FREED_WITHIN or not plan.num_freed:
@@ -323,7 +323,7 @@ class StepLoop:
         for slot in self._entry(plan).freed[: plan.num_freed].tolist():
             request = self._requests.peek(self._owners[slot])
             if request is not None and request.req_id not in self._intake.compiling:
-                self._intake.reading.sent_back(request)
+                self._intake.sent_back(request, self._control_plane)
 
     # ----------------------------------------------------------------------------------------------- out of a step
 

@@ -6,13 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
-from fastapi.requests import Request
-from fastapi.responses import Response
-from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
 
 from minisgl.config import ServerConfig
 from minisgl.frontend.engine_client import ProcessClient
+from minisgl.images import pillow_trouble
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.metrics.steps import ChromeTrace
 from minisgl.server.admin.live import add_live
@@ -30,9 +29,10 @@ from minisgl.server.core.log import say
 from minisgl.server.core.middleware import Middleware, Posts
 from minisgl.server.core.prompts import Prompts
 from minisgl.server.core.receipts import Receipts
+from minisgl.server.core.routes import Routes
 from minisgl.server.core.tools import Parsing
 from minisgl.server.core.waiting import Queue
-from minisgl.server.openapi import POLICY, docs_page, install_openapi
+from minisgl.server.openapi import add_pages
 from minisgl.server.prepare import Preparing
 from minisgl.server.routes import POSTS, ROUTES, Handler, card, models
 from minisgl.tokenizer import Tokenizer
@@ -61,7 +61,9 @@ def build_app(
 ) -> Application:
     """Assemble the application. `client` must be ready. `defaults`: `SamplingParams` fields that requests leave out.
     `gateway`: the front end at the port, if any. `pool`: returns the router's metrics, if there are several engines."""
-    app = FastAPI(title="minisgl", docs_url=None, redoc_url=None, redirect_slashes=False)
+    if client.info is not None and client.info.sees and (trouble := pillow_trouble()):
+        client.be_blind(trouble)
+    app = Routes()
     keys = KeyUse(
         config.api_keys,
         client.processor.waiting_for,
@@ -113,7 +115,7 @@ def _metrics(
     return metrics
 
 
-def _add_routes(app: FastAPI, context: ServerContext, batches: Batches | None) -> None:
+def _add_routes(app: Routes, context: ServerContext, batches: Batches | None) -> None:
     install_handlers(app)
     get_batches = no_batches if batches is None else batches.here
     add_files(app, get_batches)
@@ -122,53 +124,35 @@ def _add_routes(app: FastAPI, context: ServerContext, batches: Batches | None) -
     add_responses(app, context)
     for path in POSTS:
         if path != PREFIXES:
-            app.post(path)(_for_the_page)
+            app.on(path, "POST")(_handled_before)
     _add_handlers(app, context)
     add_live(app, context)
-    _answer_head(app)
-    install_openapi(app)
-    _add_docs(app)
+    add_pages(app)
 
 
-async def _for_the_page() -> None:
-    """Placeholder for a POST endpoint on the OpenAPI page; other methods get 405. `Posts` handles the POST itself."""
+async def _handled_before(request: Request) -> Response:
+    """Stand for a POST endpoint, so that other methods get 405. `Posts` handles the POST itself."""
+    raise AssertionError(request.url.path)
 
 
-def _answers(context: ServerContext, handler: Handler) -> Callable[[], Awaitable[Response]]:
-    async def answer() -> Response:
+def _answers(context: ServerContext, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(_: Request) -> Response:
         shown = handler(context)
         return shown if isinstance(shown, Response) else json_response(shown)
 
     return answer
 
 
-def _add_handlers(app: FastAPI, context: ServerContext) -> None:
+def _add_handlers(app: Routes, context: ServerContext) -> None:
     for route in ROUTES:
         if route.handler is not None:
-            methods = [route.method.upper(), *route.also]
-            app.api_route(route.path, methods=methods)(_answers(context, route.handler))
+            app.on(route.path, route.method.upper(), *route.also)(_answers(context, route.handler))
 
-    @app.get(MODELS)
+    @app.on(MODELS, "GET")
     async def all_models(request: Request) -> Response:
         return json_response(shown_models(models(context), request.scope))
 
-    @app.get(f"{MODELS}/{{model_id:path}}")
+    @app.on(f"{MODELS}/{{model_id:path}}", "GET")
     async def model(request: Request, model_id: str) -> Response:
         name = context.served.check(model_id)
         return json_response(shown_model(card(context, context.client.adapters.by_name.get(name)), request.scope))
-
-
-def _add_docs(app: FastAPI) -> None:
-    text = docs_page(app.openapi())
-
-    async def docs(_: object) -> Response:
-        return Response(text, media_type="text/html", headers={"content-security-policy": POLICY})
-
-    app.add_route("/docs", docs)  # not on the OpenAPI page, like /openapi.json
-
-
-def _answer_head(app: FastAPI) -> None:
-    """Allow HEAD on every GET route; the HTTP server drops the body."""
-    for route in app.routes:
-        if isinstance(route, APIRoute) and route.methods is not None and "GET" in route.methods:
-            route.methods.add("HEAD")

@@ -2,27 +2,32 @@
 without scripts or other hosts.
 
 Invariants: bodies and responses are those of routes.py; an app route that is missing there is an error at start; text
-of a schema is escaped in the HTML.
+of a schema is escaped in the HTML. The schemas take as long to make as the rest of a start, so they are made once, in a
+thread, for the first reader.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 from base64 import b64encode
 from html import escape
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
 
 from minisgl.server.admin import body as admin
+from minisgl.server.admin.live import STREAM
 from minisgl.server.apis.anthropic.body import AnthropicErrorAnswer
 from minisgl.server.apis.ollama.body import OllamaError
 from minisgl.server.core import answers
 from minisgl.server.core.errors import is_anthropic, is_ollama
+from minisgl.server.core.formatter import json_response
+from minisgl.server.core.routes import Routes
 from minisgl.server.core.streams import STREAMED
 from minisgl.server.routes import ROUTES, Route
 from minisgl.utils.installed import own_version
@@ -65,17 +70,42 @@ _REASONS = {
 }
 
 
-def install_openapi(app: FastAPI) -> None:
-    """Replace the app's OpenAPI document by the one made here. Raises `RuntimeError` for an undescribed route."""
-    served = {_name(route.path) for route in app.routes if isinstance(route, APIRoute)}
+def add_pages(app: Routes) -> None:
+    """Add /openapi.json and /docs. Raises `RuntimeError` if the app has a route that `ROUTES` lacks, or the reverse."""
+    served = {_name(getattr(route, "path", "")) for route in app.routes} - {STREAM}  # which is endless
     if missing := served ^ {route.path for route in ROUTES}:
         raise RuntimeError(f"routes and their descriptions differ: {', '.join(sorted(missing))}")
-    page = _page()
-    app.openapi = lambda: page  # type: ignore[method-assign]
+    made: asyncio.Task[tuple[dict[str, Any], str]] | None = None
+
+    async def pages() -> tuple[dict[str, Any], str]:
+        nonlocal made
+        if made is None:
+            made = asyncio.create_task(_pages())
+        return await asyncio.shield(made)
+
+    @app.on("/openapi.json", "GET")
+    async def openapi(_: Request) -> Response:
+        return json_response((await pages())[0])
+
+    @app.on("/docs", "GET")
+    async def docs(_: Request) -> Response:
+        headers = {"content-security-policy": POLICY}
+        return Response((await pages())[1], media_type="text/html", headers=headers)
+
+
+async def _pages() -> tuple[dict[str, Any], str]:
+    """Make the OpenAPI document and its HTML in a thread. The bodies' validators are completed before, here: requests
+    use them in this thread, and pydantic does not say that two threads may complete one."""
+    for route in ROUTES:
+        if route.body is not None:
+            route.body.model_rebuild()
+            await asyncio.sleep(0)
+    page = await asyncio.to_thread(_page)
+    return page, docs_page(page)
 
 
 def _name(path: str) -> str:
-    """Return a route's path without FastAPI's converters (":path"), which OpenAPI does not have."""
+    """Return a route's path without Starlette's converters (":path"), which OpenAPI does not have."""
     return path.replace(":path}", "}")
 
 

@@ -217,8 +217,7 @@ async def _serve(
     app = build_app(client, tokenizer, config, defaults, front_end.gateway, pool)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     http.app = app.middleware
-    gc.collect()
-    gc.freeze()  # these objects live as long as the server, so skip them in collections
+    gc.freeze()  # these objects live as long as the server, so skip them in collections; a start makes little garbage
     give_back()  # loading the tokenizer took half of this process's memory
     app.context.metrics.start()
     if front_end.gateway is not None and app.preparing is not None:
@@ -228,7 +227,7 @@ async def _serve(
     if app.batches is not None:
         app.batches.start()
     url = url_of(front_end.address)
-    _greet(config, front_end, url, ready, time.monotonic() - began, chats=bool(tokenizer.template_source()))
+    _greet(config, front_end, url, app.context.info, time.monotonic() - began, chats=bool(tokenizer.template_source()))
     demo = _begin_demo(url, config.model_name, config.any_key) if config.demo_load else None
     keys = app.context.keys
     reports = asyncio.ensure_future(keys.tell_forever(_report_use)) if config.tells_use else None

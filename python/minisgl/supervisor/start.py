@@ -8,7 +8,6 @@ and ends the server as usual; whatever happens, no process and no file is left b
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import resource
 import signal
@@ -25,7 +24,7 @@ from minisgl.runner.launch import EngineProcess
 from minisgl.server.core.log import say, set_up, warn
 from minisgl.server.gateway import FrontEnd
 from minisgl.utils.installed import need_extension
-from minisgl.utils.memory import limit_malloc
+from minisgl.utils.memory import limit_malloc, no_collections
 
 if TYPE_CHECKING:
     from minisgl.runner.several import EngineProcesses
@@ -139,11 +138,8 @@ def _engines(config: ServerConfig) -> EngineProcess | EngineProcesses:
 
 def _serving() -> Callable[[ServerConfig, FrontEnd, EngineProcess | EngineProcesses, list[int], float], int]:
     """Import and return `serving.serve`. The import takes as long as an engine needs to load a small model."""
-    gc.disable()  # imports make no garbage
-    try:
+    with no_collections():
         from minisgl.supervisor import serving
-    finally:
-        gc.enable()
     return serving.serve
 
 

@@ -14,6 +14,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any
 
 from minisgl.tokenizer.rendering import ChatTemplateError
@@ -31,9 +32,10 @@ _MARK = re.compile(f"\ue001{_NONCE}-([0-9]{{1,9}})\ue001")
 @dataclass(slots=True)
 class Images:
     """Images of one conversation for `ChatTemplate.render`, which sets `order`: their indices as the prompt has them.
-    `rewrite`: a text of the template, and what replaces it before the prompt is encoded."""
+    `marker` is the template's text for an image; `texts`, by image, replace it before the prompt is encoded."""
 
-    rewrite: tuple[str, str] | None = None
+    marker: str = ""
+    texts: Sequence[str] = ()
     order: list[int] = field(default_factory=list)
 
     def text_of(self, prompt: str, image_text: str) -> str:
@@ -44,7 +46,12 @@ class Images:
         return self.rewritten(_MARK.sub(lambda _: image_text, prompt))
 
     def rewritten(self, prompt: str) -> str:
-        return prompt if self.rewrite is None else prompt.replace(*self.rewrite)
+        """Return a prompt with the images' texts in place of the markers."""
+        if not self.marker:
+            return prompt
+        first, *rest = prompt.split(self.marker)
+        texts = chain((self.texts[i] for i in self.order), repeat(self.marker))
+        return first + "".join(text + part for text, part in zip(texts, rest, strict=False))
 
 
 def marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -10,8 +10,9 @@ extension has its own allocator, mimalloc, which gets the same settings by the e
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -41,6 +42,16 @@ def give_back() -> None:
     """Return glibc's free memory to the system. Other threads keep running."""
     if (libc := _libc()) is not None:
         libc.malloc_trim(0)
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Pause garbage collections, for a start: imports and loading make many objects and no garbage."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 ROOT = Path("/")

@@ -23,10 +23,10 @@ from minisgl.extension import _rust
 from minisgl.utils.made_once import made_once
 from minisgl.weights.gguf_config import FACTORS, Fields, config_of, pooling_of
 from minisgl.weights.gguf_heads import with_head, write_heads
-from minisgl.weights.gguf_tower import SEEING, tower_files
+from minisgl.weights.gguf_tower import add_marker, may_see, tower_files
 from minisgl.weights.hub_names import mmprojs
 
-FORMAT = "10"  # part of the key: increase it when the written files change
+FORMAT = "11"  # part of the key: increase it when the written files change
 BARE = "-bare"  # suffix of a folder without a tokenizer
 SOURCE, SNAPSHOTS = "source.json", "snapshots"
 NO_TOWER = "none"
@@ -76,7 +76,7 @@ def seeing_folder(file: Path, mmproj: str | None, *, own_tokenizer: bool = True)
         except ConfigError as error:
             reason = reason or str(error)
     folder = gguf_folder(file, own_tokenizer=own_tokenizer)
-    if not reason and _source(folder).get("architecture") in SEEING:
+    if not reason and "may_see" in _source(folder):
         reason = "no mmproj-*.gguf beside the model: name one by --mmproj"
     return folder, reason
 
@@ -118,12 +118,16 @@ def _source(folder: Path) -> dict[str, str]:
 
 def _write(file: Path, tower: Path | None, folder: Path, own_tokenizer: bool) -> None:
     header = read_header(file)
+    if tower is not None:
+        add_marker(header["metadata"])
     config = write_text_files(file, header, folder, own_tokenizer)
     try:
         write_heads(header, folder)
     except ConfigError as error:
         raise ConfigError(f"{file.name}: {error}") from error
-    source = {"gguf": str(file), "architecture": header["metadata"]["general.architecture"]}
+    source = {"gguf": str(file)}
+    if may_see(header["metadata"], config):
+        source["may_see"] = "a tower in a file of its own"
     if tower is not None:
         source["mmproj"] = str(tower.absolute())
         text, vision = Fields(header["metadata"]), read_header(tower)

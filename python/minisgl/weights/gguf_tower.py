@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from minisgl.config import ConfigError
 from minisgl.weights.gguf_config import Config, Fields, Shapes, check_shapes
@@ -17,13 +17,50 @@ from minisgl.weights.gguf_config import Config, Fields, Shapes, check_shapes
 _KEY = "clip.vision."
 _EPSILON = 1e-6
 _QWEN_MARKER, _QWEN_LEAST, _QWEN_MOST = "<|image_pad|>", 1 << 16, 1 << 24  # the file lacks the limits of pixels
+_GEMMA_MARKER, *_GEMMA_AROUND = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
+_GEMMA_BLOCK = 4  # patches a side of a token, which the file lacks
+_LAYERS_OF_BLIND_GEMMA = (18, 26)  # 270M and 1B
+_TILES_MARKER, _TILES_AROUND = "<image>", "<fake_token_around_image>"
 SEEING: Mapping[str, tuple[str, str]] = {
     "qwen3vl": ("Qwen3VLForConditionalGeneration", "qwen3vl_merger"),
     "qwen3vlmoe": ("Qwen3VLMoeForConditionalGeneration", "qwen3vl_merger"),
     "qwen35": ("Qwen3_5ForConditionalGeneration", "qwen3vl_merger"),
     "qwen35moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3vl_merger"),
+    "gemma3": ("Gemma3ForConditionalGeneration", "gemma3"),
+    "llama": ("SmolVLMForConditionalGeneration", "idefics3"),
 }
 """Architectures of GGUF files that see with a tower: their name in config.json, and the tower's type."""
+
+
+class _Described(NamedTuple):
+    """A tower's metadata as fields of config.json and of preprocessor_config.json. `tokens`: the token that stands for
+    an image, and those that the processor writes around it."""
+
+    config: dict[str, Any]
+    processor: dict[str, Any]
+    tokens: tuple[str, ...]
+
+
+def may_see(metadata: Mapping[str, Any], config: Config) -> bool:
+    """Return True if a text model's GGUF file may have a vision tower in a file of its own."""
+    match metadata["general.architecture"]:
+        case "gemma3":
+            return config["num_hidden_layers"] not in _LAYERS_OF_BLIND_GEMMA
+        case "llama":
+            return _TILES_AROUND in (metadata.get("tokenizer.ggml.tokens") or ())
+        case architecture:
+            return architecture in SEEING
+
+
+def add_marker(metadata: dict[str, Any]) -> None:
+    """Append the token that stands for an image to the metadata of a Gemma 3 that lacks it. It has no embedding:
+    converters leave it out if config.json does not name the size of the vocabulary."""
+    further = {"tokens": _GEMMA_MARKER, "token_type": 3, "scores": 0.0}
+    lists = {name: metadata.get(f"tokenizer.ggml.{name}") for name in further}
+    if metadata["general.architecture"] == "gemma3" and _GEMMA_MARKER not in (lists["tokens"] or ()):
+        for name, values in lists.items():
+            if isinstance(values, list):
+                values.append(further[name])
 
 
 def tower_files(text: Fields, config: Config, clip: Fields, shapes: Shapes) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -35,25 +72,35 @@ def tower_files(text: Fields, config: Config, clip: Fields, shapes: Shapes) -> t
     key = f"{_KEY}projector_type" if clip.has(f"{_KEY}projector_type") else "clip.projector_type"
     if (found := clip.text(key)) != kind:
         raise ConfigError(f"{key}: {found!r}: must be {kind!r} for the architecture {text.architecture!r}")
-    vision, marker = _READERS[kind](text, config, clip, shapes)
+    described = _READERS[kind](text, config, clip, shapes)
     tokens = text.texts("tokenizer.ggml.tokens")
-    if marker not in tokens:
-        raise ConfigError(f"tokenizer.ggml.tokens: has no {marker}, which stands for an image")
-    rope = {"rope_type": "default", **config.get("rope_scaling", {}), **_sections(text)}
-    seeing = {"architectures": [named], "vision_config": vision, "image_token_id": tokens.index(marker)}
-    processor = {
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "patch_size": vision["patch_size"],
-        "merge_size": vision["spatial_merge_size"],
-        "temporal_patch_size": vision["temporal_patch_size"],
-        "image_mean": clip.reals(f"{_KEY}image_mean"),
-        "image_std": clip.reals(f"{_KEY}image_std"),
-        "size": {
-            "shortest_edge": clip.positive(f"{_KEY}image_min_pixels", _QWEN_LEAST),
-            "longest_edge": clip.positive(f"{_KEY}image_max_pixels", _QWEN_MOST),
-        },
-    }
-    return {**config, **seeing, "rope_scaling": rope}, processor
+    for token in described.tokens:
+        if token not in tokens:
+            raise ConfigError(f"tokenizer.ggml.tokens: has no {token}, which stands for an image or around one")
+    seeing = {"architectures": [named], "image_token_id": tokens.index(described.tokens[0])}
+    normed = {name: clip.reals(f"{_KEY}{name}") for name in ("image_mean", "image_std")}
+    return {**config, **seeing, **described.config}, {**normed, **described.processor}
+
+
+class _Encoder(NamedTuple):
+    """Sizes of a tower's layers, as in its metadata."""
+
+    layers: int
+    hidden: int
+    heads: int
+    inner: int
+    patch: int
+
+
+def _encoder(config: Config, clip: Fields) -> _Encoder:
+    """Return the sizes of a tower whose output is as wide as the text model. Raises `ConfigError`."""
+    keys = ("block_count", "embedding_length", "attention.head_count", "feed_forward_length", "patch_size")
+    sizes = _Encoder(*(clip.positive(_KEY + key) for key in keys))
+    if (out := clip.positive(f"{_KEY}projection_dim")) != config["hidden_size"]:
+        raise ConfigError(f"{_KEY}projection_dim: {out}: must be {config['hidden_size']}, as the text model's size")
+    if not clip.flag("clip.use_gelu", False) or clip.flag("clip.use_silu", False):
+        raise ConfigError("clip.use_gelu: must be true, and clip.use_silu false or missing")
+    return sizes
 
 
 def _sections(text: Fields) -> dict[str, Any]:
@@ -65,17 +112,10 @@ def _sections(text: Fields) -> dict[str, Any]:
     return {"mrope_section": sections[:3], "mrope_interleaved": True}
 
 
-def _qwen3(text: Fields, config: Config, clip: Fields, shapes: Shapes) -> tuple[dict[str, Any], str]:
-    """Return the `vision_config` of Qwen3-VL and Qwen3.5, and the token that stands for an image."""
-    hidden, heads, layers = (
-        clip.positive(_KEY + key) for key in ("embedding_length", "attention.head_count", "block_count")
-    )
-    patch, merge = clip.positive(f"{_KEY}patch_size"), clip.positive(f"{_KEY}spatial_merge_size", 2)
-    inner, out = clip.positive(f"{_KEY}feed_forward_length"), clip.positive(f"{_KEY}projection_dim")
-    if out != config["hidden_size"]:
-        raise ConfigError(f"{_KEY}projection_dim: {out}: must be {config['hidden_size']}, as the text model's size")
-    if not clip.flag("clip.use_gelu", False) or clip.flag("clip.use_silu", False):
-        raise ConfigError("clip.use_gelu: must be true, and clip.use_silu false or missing")
+def _qwen3(text: Fields, config: Config, clip: Fields, shapes: Shapes) -> _Described:
+    """Return the tower of Qwen3-VL and Qwen3.5."""
+    layers, hidden, heads, inner, patch = _encoder(config, clip)
+    merge, out = clip.positive(f"{_KEY}spatial_merge_size", 2), config["hidden_size"]
     epsilon = clip.real(key := f"{_KEY}attention.layer_norm_epsilon", _EPSILON)
     # converters write the text model's there, but the tower's is always this one
     if not any(math.isclose(epsilon, one, rel_tol=1e-3) for one in (_EPSILON, config["rms_norm_eps"])):
@@ -100,9 +140,76 @@ def _qwen3(text: Fields, config: Config, clip: Fields, shapes: Shapes) -> tuple[
         "num_position_embeddings": positions,
         "deepstack_visual_indexes": taps,
     }
-    return vision, _QWEN_MARKER
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": patch,
+        "merge_size": merge,
+        "temporal_patch_size": len(frames),
+        "size": {
+            "shortest_edge": clip.positive(f"{_KEY}image_min_pixels", _QWEN_LEAST),
+            "longest_edge": clip.positive(f"{_KEY}image_max_pixels", _QWEN_MOST),
+        },
+    }
+    rope = {"rope_type": "default", **config.get("rope_scaling", {}), **_sections(text)}
+    return _Described({"vision_config": vision, "rope_scaling": rope}, processor, (_QWEN_MARKER,))
 
 
-_READERS: Mapping[str, Callable[[Fields, Config, Fields, Shapes], tuple[dict[str, Any], str]]] = {
+def _gemma3(text: Fields, config: Config, clip: Fields, shapes: Shapes) -> _Described:
+    """Return the tower of Gemma 3. The first files that were published have the names of an MLP's two matrices
+    exchanged, which their shapes show."""
+    layers, hidden, heads, inner, patch = _encoder(config, clip)
+    pixels, block = (
+        clip.positive(f"{_KEY}image_size"),
+        clip.positive(key := f"{_KEY}projector.scale_factor", _GEMMA_BLOCK),
+    )
+    if pixels % patch:
+        raise ConfigError(f"{_KEY}image_size: {pixels}: must be a multiple of the patch_size {patch}")
+    if (side := pixels // patch) % block:
+        raise ConfigError(f"{key}: {block}: must divide {side}, the patches in a row of an image")
+    exchanged = shapes.get("v.blk.0.ffn_up.weight") == (hidden, inner) != (inner, hidden)
+    last = f"v.blk.{layers - 1}.ffn_{'down' if exchanged else 'up'}.weight"
+    of_projector = {"mm.soft_emb_norm.weight": (hidden,), "mm.input_projection.weight": (hidden, config["hidden_size"])}
+    of_input = {"v.patch_embd.weight": (hidden, 3, patch, patch), "v.position_embd.weight": (side**2, hidden)}
+    check_shapes(shapes, {**of_input, last: (inner, hidden), **of_projector})
+    vision = {**_siglip(_Encoder(layers, hidden, heads, inner, patch), clip), "gguf_mlp_exchanged": exchanged}
+    processor = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": pixels, "width": pixels}}
+    fields = {"vision_config": vision, "mm_tokens_per_image": (side // block) ** 2}
+    return _Described(fields, processor, (_GEMMA_MARKER, *_GEMMA_AROUND))
+
+
+def _idefics3(text: Fields, config: Config, clip: Fields, shapes: Shapes) -> _Described:
+    """Return the tower of SmolVLM."""
+    sizes = layers, hidden, _, inner, patch = _encoder(config, clip)
+    pixels, merge = clip.positive(f"{_KEY}image_size"), clip.positive(f"{_KEY}projector.scale_factor")
+    joined = {"mm.model.fc.weight": (config["hidden_size"], hidden * merge**2)}
+    of_input = {
+        "v.patch_embd.weight": (hidden, 3, patch, patch),
+        "v.position_embd.weight": ((pixels // patch) ** 2, hidden),
+    }
+    check_shapes(shapes, {**of_input, f"v.blk.{layers - 1}.ffn_up.weight": (inner, hidden), **joined})
+    processor = {
+        "image_processor_type": "SmolVLMImageProcessor",
+        "size": {"longest_edge": clip.positive(f"{_KEY}preproc_image_size")},
+        "max_image_size": {"longest_edge": pixels},
+    }
+    fields = {"vision_config": _siglip(sizes, clip), "scale_factor": merge}
+    return _Described(fields, processor, (_TILES_MARKER, _TILES_AROUND))
+
+
+def _siglip(sizes: _Encoder, clip: Fields) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": sizes.layers,
+        "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.inner,
+        "num_attention_heads": sizes.heads,
+        "patch_size": sizes.patch,
+        "image_size": clip.positive(f"{_KEY}image_size"),
+        "layer_norm_eps": clip.real(f"{_KEY}attention.layer_norm_epsilon", _EPSILON),
+    }
+
+
+_READERS: Mapping[str, Callable[[Fields, Config, Fields, Shapes], _Described]] = {
     "qwen3vl_merger": _qwen3,
+    "gemma3": _gemma3,
+    "idefics3": _idefics3,
 }

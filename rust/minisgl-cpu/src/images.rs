@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::model::{Tower, TowerRun};
@@ -52,13 +52,13 @@ pub struct ImageCounts {
 /// Features of an image, [tokens, width]. As long as they are held, they stay in the cache.
 pub type Features = Arc<[f32]>;
 
-/// What has become of an image whose features are wanted before its request gets a slot.
+/// Result of a call that computes an image for a request without a slot.
 pub enum Ahead {
-    /// Its tower has not ended, or waits until held features leave room: ask again.
+    /// The image is not computed yet. The caller must call again.
     Unfinished,
-    /// Its features are there.
+    /// The image is computed and has these features.
     Seen(Features),
-    /// Its tower has failed, as it will in the step that needs it.
+    /// The computation failed. The step that needs the image will fail in the same way and report why.
     Failed,
 }
 
@@ -192,7 +192,7 @@ impl Images {
         }
     }
 
-    /// Runs the tower over an image ahead of its request for about `slice`, at least for one operation. `begins`: the
+    /// Runs the tower over an image ahead of its request for about `slice`, at least for one work item. `begins`: the
     /// image is the first of its request, and waits while held features exceed the limit.
     pub fn see_ahead(&mut self, image: &PromptImage, begins: bool, slice: Duration, pool: &mut Pool) -> Ahead {
         self.evict();
@@ -206,24 +206,30 @@ impl Images {
         if tokens.is_none_or(|[rows, columns]| rows * columns != image.num_tokens) {
             return Ahead::Failed;
         }
-        let (began, tower) = (Instant::now(), &self.tower);
-        let ahead = self.ahead.take().filter(|(digest, _)| *digest == image.digest);
+        // its memory goes before another run takes as much
+        self.ahead = self.ahead.take().filter(|(digest, _)| *digest == image.digest);
+        match self.compute(image, slice, pool) {
+            Ok(Some(features)) => Ahead::Seen(features),
+            Ok(None) => Ahead::Unfinished,
+            Err(_) => Ahead::Failed,
+        }
+    }
+
+    /// Continues to compute an image for about `slice`, from what `see_ahead` has begun. `None` if that was not enough.
+    fn compute(&mut self, image: &PromptImage, slice: Duration, pool: &mut Pool) -> Result<Option<Features>> {
+        let (tower, begun) = (&self.tower, self.ahead.take_if(|(digest, _)| *digest == image.digest));
         let work = || -> Result<std::result::Result<Vec<f32>, TowerRun>> {
-            let mut run = ahead.map_or_else(|| tower.begin(pool, image.grid), |(_, run)| Ok(run))?;
-            while !tower.advance(&mut run, pool, &image.pixels)? {
-                if began.elapsed() >= slice {
-                    return Ok(Err(run));
-                }
-            }
-            tower.finish(run, pool).map(Ok)
+            let mut run = begun.map_or_else(|| tower.begin(pool, image.grid), |(_, run)| Ok(run))?;
+            let has_ended = tower.advance(&mut run, pool, &image.pixels, slice)?;
+            if has_ended { run.finish().map(Ok) } else { Ok(Err(run)) }
         };
-        match catch_unwind(AssertUnwindSafe(work)) {
-            Ok(Ok(Ok(features))) => Ahead::Seen(self.keep(image.digest, features.into())),
-            Ok(Ok(Err(run))) => {
+        let done = catch_unwind(AssertUnwindSafe(work));
+        match done.unwrap_or_else(|_| Err(Error::step("the tower panicked")))? {
+            Ok(features) => Ok(Some(self.keep(image.digest, features.into()))),
+            Err(run) => {
                 self.ahead = Some((image.digest, run));
-                Ahead::Unfinished
+                Ok(None)
             }
-            Ok(Err(_)) | Err(_) => Ahead::Failed,
         }
     }
 
@@ -252,10 +258,8 @@ impl Images {
         if let Some(features) = self.found(image) {
             return Ok(features);
         }
-        let run = || self.tower.run(pool, image.grid, &image.pixels);
-        let features =
-            catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Error::step("the tower panicked")))?;
-        Ok(self.keep(image.digest, features.into()))
+        let features = self.compute(image, Duration::MAX, pool)?;
+        features.ok_or_else(|| Error::step("the tower did not end"))
     }
 
     /// Puts computed features into the cache.

@@ -87,6 +87,12 @@ impl Settings {
         States::bytes_for(&self.model.state_sizes())
     }
 
+    /// Returns the bytes of memory in which an image of `tokens` tokens is computed, 0 without a vision tower.
+    pub fn image_bytes(&self, tokens: usize) -> Result<usize> {
+        let mode = self.mode()?;
+        Ok((self.tower.as_ref()).map_or(0, |tower| tower.image_bytes(tokens, mode)))
+    }
+
     /// Returns the pages of an image's tokens that attend to each other, 0 if they do not.
     fn pages_together(&self) -> usize {
         let tokens = self.tower.as_ref().map_or(0, TowerSettings::tokens_together);
@@ -132,8 +138,8 @@ impl Settings {
         Origin::Dummy { seed: self.seed, kind }
     }
 
-    /// Loads the vision tower, if there is one.
-    fn tower(&self, by: (Kernels, Mode), pool: &mut Pool) -> Result<Option<Tower>> {
+    /// Opens the files of the vision tower, if there is one.
+    fn tower_tensors(&self) -> Result<Option<Tensors>> {
         let Some(tower) = &self.tower else { return Ok(None) };
         // not `files::open`, which hides a tower
         let origin = match &self.tower_weights {
@@ -141,7 +147,7 @@ impl Settings {
             Some(path) => Origin::Files(Box::new(gguf::File::open(path)?)),
             None => self.dummy(),
         };
-        Tower::load(tower, &Tensors::new(origin, tower.names.clone()), by, pool).map(Some)
+        Ok(Some(Tensors::new(origin, tower.names.clone())))
     }
 
     fn tensors(&self) -> Result<Tensors> {
@@ -181,10 +187,19 @@ pub fn load(settings: &Settings, progress: Progress<'_>) -> Result<Loaded> {
     let isa = Isa::detect(settings.isa.as_deref())?;
     let mut pool = Pool::new(settings.num_threads.unwrap_or_else(default_threads))?;
     let tensors = settings.tensors()?;
-    let packer = Packer::new(tensors.source(), settings.panels.as_ref());
+    let of_tower = settings.tower_tensors()?;
+    let sources: Vec<_> = [Some(&tensors), of_tower.as_ref()]
+        .into_iter()
+        .flatten()
+        .filter_map(Tensors::source)
+        .collect();
+    let mut packer = Packer::new(&sources, settings.panels.as_ref());
     let weights = Weights::load((&tensors, &packer), &settings.model, &mut pool, progress)?;
+    packer.end_model(Weights::num_parts(&settings.model));
+    let tower = (settings.tower.as_ref().zip(of_tower.as_ref()))
+        .map(|(tower, of)| Tower::load(tower, (of, &packer), (Kernels::new(isa), mode), &mut pool))
+        .transpose()?;
     let (keeping, mapped) = packer.end();
-    let tower = settings.tower((Kernels::new(isa), mode), &mut pool)?;
     let decoder = Decoder::new(settings.model.clone(), weights, Kernels::new(isa), mode);
     let sizes = Sizes {
         num_pages: settings.num_pages,

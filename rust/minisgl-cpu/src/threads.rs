@@ -8,7 +8,7 @@
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -27,6 +27,7 @@ const LOOKS: u32 = 32;
 const STACK: usize = 8 << 20;
 
 /// Value with cache lines of its own: writes to neighbours would slow down each check.
+#[derive(Default)]
 #[repr(align(128))]
 struct Padded<T>(T);
 
@@ -310,26 +311,78 @@ impl Sleeper {
     }
 }
 
-/// Work counter that hands out item indices to threads: a thread that finishes early takes more.
-pub struct Counter(Padded<AtomicUsize>);
+/// Time at which the threads of a job leave the rest of its work items to a later job.
+pub struct Deadline {
+    began: Instant,
+    /// Nanoseconds from `began`.
+    at: AtomicU64,
+    has_passed: AtomicBool,
+}
 
-impl Default for Counter {
+impl Default for Deadline {
     fn default() -> Self {
-        Self(Padded(AtomicUsize::new(0)))
+        Self {
+            began: Instant::now(),
+            at: AtomicU64::new(0),
+            has_passed: AtomicBool::new(false),
+        }
     }
 }
+
+impl Deadline {
+    /// Sets the time to `slice` from now. No thread may use the deadline meanwhile.
+    pub fn begin(&self, slice: Duration) {
+        let nanos = self.began.elapsed().saturating_add(slice).as_nanos();
+        self.at.store(nanos.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.has_passed.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns true if an earlier `check` did.
+    pub fn has_passed(&self) -> bool {
+        self.has_passed.load(Ordering::Relaxed)
+    }
+
+    /// Compares the time with the clock. Returns true if it has passed.
+    pub fn check(&self) -> bool {
+        let has_passed = self.began.elapsed().as_nanos() >= u128::from(self.at.load(Ordering::Relaxed));
+        if has_passed {
+            self.has_passed.store(true, Ordering::Relaxed);
+        }
+        has_passed
+    }
+}
+
+/// Work counter that hands out item indices to threads: a thread that finishes early takes more.
+#[derive(Default)]
+pub struct Counter(Padded<(AtomicUsize, Option<Arc<Deadline>>)>);
 
 impl Counter {
     /// Restarts at 0. No thread may use the counter meanwhile.
     pub fn reset(&self) {
-        self.0.0.store(0, Ordering::Relaxed);
+        self.0.0.0.store(0, Ordering::Relaxed);
+    }
+
+    /// Hands out no item after `deadline` has passed, so that the job, run again, continues with the next item. If the
+    /// job's counters have one deadline and a barrier between two of them, no item of the second is handed out before
+    /// all items of the first are.
+    pub fn end_at(&mut self, deadline: &Arc<Deadline>) {
+        self.0.0.1 = Some(Arc::clone(deadline));
     }
 
     /// Claims the next item of `0..total`. `None` if none are left.
     #[inline]
     pub fn claim(&self, total: usize) -> Option<usize> {
-        let next = self.0.0.fetch_add(1, Ordering::Relaxed);
-        (next < total).then_some(next)
+        let Padded((next, deadline)) = &self.0;
+        if deadline.as_ref().is_some_and(|deadline| deadline.has_passed()) {
+            return None;
+        }
+        let next = next.fetch_add(1, Ordering::Relaxed);
+        let item = (next < total).then_some(next);
+        // only now, so that each job does an item, whatever the time
+        if let (Some(_), Some(deadline)) = (item, deadline) {
+            deadline.check();
+        }
+        item
     }
 }
 
@@ -399,6 +452,43 @@ mod tests {
                 })
                 .unwrap();
             }
+        }
+    }
+
+    #[test]
+    fn job_with_a_deadline_does_each_item_once_and_its_phases_in_order() {
+        let slices = [Duration::ZERO, Duration::from_micros(50), Duration::MAX];
+        for (threads, slice) in (1..4).flat_map(|threads| slices.map(|slice| (threads, slice))) {
+            let mut pool = Pool::new(threads).unwrap();
+            let deadline = Arc::new(Deadline::default());
+            let mut counters: [Counter; 3] = Default::default();
+            counters.iter_mut().for_each(|counter| counter.end_at(&deadline));
+            let done: [AtomicUsize; 3] = Default::default();
+            let mut jobs = 0;
+            loop {
+                jobs += 1;
+                deadline.begin(slice);
+                pool.run(&|_, barrier| {
+                    for (phase, counter) in counters.iter().enumerate() {
+                        while counter.claim(40).is_some() {
+                            let before = phase.checked_sub(1).map(|before| done[before].load(Ordering::Relaxed));
+                            assert!(before.is_none_or(|before| before == 40), "a phase began early");
+                            done[phase].fetch_add(1, Ordering::Relaxed);
+                        }
+                        barrier.wait();
+                    }
+                })
+                .unwrap();
+                if !deadline.has_passed() {
+                    break;
+                }
+            }
+            assert_eq!(done.map(AtomicUsize::into_inner), [40; 3]);
+            let most = if slice == Duration::MAX { 1 } else { 121 };
+            assert!(
+                jobs <= most && (slice > Duration::ZERO || jobs > 120 / threads),
+                "{jobs} jobs"
+            );
         }
     }
 

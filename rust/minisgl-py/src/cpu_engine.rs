@@ -157,6 +157,12 @@ impl CpuEngine {
         checked(Settings::parse(settings).and_then(|settings| settings.page_bytes()))
     }
 
+    /// Returns the bytes of memory in which an image of `tokens` tokens is computed; 0 without a vision tower.
+    #[staticmethod]
+    fn image_bytes(settings: &str, tokens: usize) -> PyResult<usize> {
+        checked(Settings::parse(settings).and_then(|settings| settings.image_bytes(tokens)))
+    }
+
     /// Returns the bytes of one sequence's recurrent state; 0 for a model without.
     #[staticmethod]
     fn state_bytes(settings: &str) -> PyResult<usize> {
@@ -195,8 +201,8 @@ impl CpuEngine {
         about.set_item("token_products", products)?;
         about.set_item("head_products", weights.head.n() * weights.head.k())?;
         about.set_item("kv_bytes", engine.kv_token_bytes())?;
-        about.set_item("experts", engine.decoder().config.moe.is_some())?;
-        about.set_item("windows", engine.decoder().config.windows.iter().any(Option::is_some))?;
+        about.set_item("experts", engine.decoder().config.has_experts())?;
+        about.set_item("windows", engine.decoder().config.has_windows())?;
         Ok(about)
     }
 

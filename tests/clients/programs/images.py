@@ -1,6 +1,6 @@
-"""Clients show the model a picture: `images.py NAME FILE`, one of `SHOW`, each in an environment of its own. Prints how
-many tokens each prompt with the picture had, as the client reports it. Tools that return the picture are called by the
-model, which a request forces to do so, or were called earlier in a conversation."""
+"""Client libraries send a picture to the model: `SHOW` has a function for each. `images.py NAME FILE` calls one
+function and prints how many tokens each prompt with the picture had, as the library reports it. Where a tool returns
+the picture, the request forces the model to call the tool, or the conversation already contains the call."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ DATA = Path(FILE).read_bytes()
 BASE64 = base64.b64encode(DATA).decode()
 DATA_URL = f"data:image/png;base64,{BASE64}"
 BEFORE, ASKED = "Look at this picture.", "Look at the screen."
-"""What the user says with a picture, and before a tool takes one."""
+"""The user's message with a picture, and the one that precedes a tool's picture."""
 OPENAI = {"base_url": f"{URL}/v1", "api_key": "none"}
 CHAT_PARTS = [{"type": "text", "text": BEFORE}, {"type": "image_url", "image_url": {"url": DATA_URL}}]
 
@@ -101,7 +101,7 @@ def openai_agents() -> list[int]:
     taken = []
 
     class Seen(BaseModel):
-        """Form of the answer: the SDK raises an error for an answer that a limit ends."""
+        """Schema of the answer. The SDK raises an error if a limit of tokens cuts the answer off."""
 
         seen: bool
 

@@ -62,6 +62,12 @@ def test_unsupported_chat_fields_are_refused_by_name(http: httpx.Client, field: 
     assert (error["param"], error["code"]) == (field, "unsupported_value")
 
 
+def test_unsupported_fields_that_ask_for_nothing_are_not_named(http: httpx.Client) -> None:
+    nothing = {name: values[0] for name, values in fields.SHARED.items() if values}
+    answer = http.post(CHAT, json=chat_body("say:ok", **nothing))
+    assert answer.status_code == 200 and "x-minisgl-ignored" not in answer.headers, answer.text
+
+
 def test_refusal_suggests_the_supported_field(http: httpx.Client) -> None:
     for path, field, instead in (
         (CHAT, "max_new_tokens", "max_tokens"),

@@ -32,7 +32,7 @@ def chat(words: str, *images: bytes, **more: Any) -> dict[str, Any]:
 
 
 def size(folder: Path, *images: bytes) -> int:
-    return sum(len(prepared(folder, one, None).pixels) for one in images)
+    return sum(prepared(folder, one, None).num_bytes for one in images)
 
 
 def test_pixels_of_a_request_are_bounded_and_count_once(

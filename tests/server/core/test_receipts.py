@@ -9,6 +9,7 @@ from minisgl.receipt import Model, Numerics
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.core.receipts import ReceiptBuilder
 from minisgl.tokenizer import Tokenizer
+from tests.helpers.server import check_error, frontend
 
 
 def test_of_what_another_server_computed_nobody_knows_the_probabilities() -> None:
@@ -25,3 +26,10 @@ def test_of_what_another_server_computed_nobody_knows_the_probabilities() -> Non
     )
     assert whole.logprobs is not None and partly.logprobs is None
     assert whole.prompt == partly.prompt and whole.digest() != partly.digest()
+
+
+def test_an_engine_whose_results_depend_on_the_batch_gives_no_receipts() -> None:
+    with frontend() as server, server.http() as http:
+        error = check_error(http.post("/v1/completions", json={"prompt": "say:a", "receipt": True}), 400)
+    assert (error["param"], error["code"]) == ("receipt", "unsupported_value")
+    assert "the engine scripted computes results that depend on the batch: use --engine cpu" in error["message"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -17,8 +19,11 @@ from minisgl.images.fetch import Fetcher
 from minisgl.images.processors import Processor
 from minisgl.message import AddRequest
 from minisgl.prompt_image import FIRST_VIRTUAL_ID, virtual_ids
+from minisgl.server.core.bodies import ChatMessage, ImagePart
 from minisgl.server.core.resume import Said
-from tests.helpers.image_files import hostile
+from minisgl.server.core.sight import leave_out_oldest
+from minisgl.utils.installed import how_to_get
+from tests.helpers.image_files import BROKEN_PILLOW, hostile
 from tests.helpers.server import CONFIG, Frontend, frontend, prompt_ids, prompt_text
 from tests.helpers.sight import (
     END_ID,
@@ -90,7 +95,7 @@ def check(request: AddRequest, folder: Path, *files: bytes, max_tokens: int | No
     ids = np.array(prompt_ids(request))
     assert len(request.images) == len(files)
     for image, data in zip(request.images, files, strict=True):
-        want = prepared(folder, data, max_tokens)
+        [want] = prepared(folder, data, max_tokens).tiles
         assert (image.digest, image.grid, image.pixels) == (want.digest, want.grid, want.pixels)
         end = image.start + image.num_tokens
         assert ids[image.start - 1] == START_ID and ids[end] == END_ID
@@ -309,6 +314,14 @@ ERRORS: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, chat({"type": "image_url", "image_url": {"url": 7}}), "messages.0.content.0.image_url", "must be"),
     (CHAT, chat({"type": "image_url", "image_url": ""}), "messages.0.content.0.image_url", "must be"),
     (CHAT, chat(image_url(detail="ultra")), "messages.0.content.0.image_url.detail", "low, high or auto"),
+    (CHAT, chat({**image_url(), "detail": "ultra"}), "messages.0.content.0.detail:", "low, high or auto"),
+    (CHAT, chat({"type": "image"}), "messages.0.content.0.image_url", "must be a data URL or base64 (got null)"),
+    (
+        RESPONSES,
+        {"input": [{"role": "user", "content": [{**input_image(), "detail": "ultra"}]}]},
+        "input.0.content.0.detail:",
+        "low, high or auto",
+    ),
     (CHAT, chat(*[image_url()] * 4), "messages.0.content.3.image_url", "at most 3 images (--max-images)"),
     (CHAT, chat(image_url(), text("a"), prompt_logprobs=0), "prompt_logprobs", "images"),
     (CHAT, chat(image_url(), text("a"), truncate_prompt_tokens=9), "truncate_prompt_tokens", "images"),
@@ -444,6 +457,84 @@ def test_images_of_others_than_users_and_tools_are_left_out_and_named(http: http
     assert not request.images and "[image_url left out" in prompt_text(request)
 
 
+ENOUGH = [png(16, 16, seed) for seed in range(4)]
+AFTER: list[tuple[str, str, list[dict[str, Any]], str]] = [
+    (
+        CHAT,
+        "messages",
+        [{"role": "user", "content": [text("q"), image_url(one), image_url(two)]} for one, two in [ENOUGH[:2]]],
+        "messages.content.image_url",
+    ),
+    (
+        MESSAGES,
+        "messages",
+        [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "shoot", "input": {}}]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "c", "content": [*map(block, ENOUGH[:2])]}],
+            },
+        ],
+        "messages.content.content.image",
+    ),
+    (RESPONSES, "input", [{"role": "user", "content": [*map(input_image, ENOUGH[:2])]}], "input.content.input_image"),
+    (
+        OLLAMA,
+        "messages",
+        [{"role": "user", "content": "q", "images": [*map(in_base64, ENOUGH[:2])]}],
+        "messages.images",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "turns", "name"), AFTER)
+def test_the_oldest_images_of_a_conversation_beyond_the_limit_are_left_out_and_named(
+    http: httpx.Client, server: Frontend, folder: Path, path: str, field: str, turns: list[dict[str, Any]], name: str
+) -> None:
+    *_, asks = BODIES[0 if path == CHAT else 8 if path == OLLAMA else 5 if path == RESPONSES else 6][1][field]
+    turns = [*turns, {"role": "assistant", "content": "so"}, asks, {"role": "assistant", "content": "so"}, asks]
+    before = len(server.engine.requests("say:ok"))
+    answer = http.post(path, json={field: turns, **({"max_tokens": 8} if path == MESSAGES else {"stream": False})})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-minisgl-ignored"] == name
+    request = server.engine.requests("say:ok")[before]
+    check(request, folder, ENOUGH[1], ONE, ONE)
+    assert "left out: this model reads the newest images only]" in prompt_text(request)
+
+
+def test_groups_of_the_oldest_images_are_left_out_so_that_the_prompt_begins_alike() -> None:
+    def kept(count: int, *, last: int = 1) -> list[int]:
+        """Return the images that stay of `count`, one in a message, and of `last` more in a last message."""
+        contents = [[i] for i in range(count)] + ([[*range(count, count + last)]] if last else [])
+        turns = [
+            ChatMessage.model_validate(
+                {"role": "user", "content": [{"type": "image", "image_url": f"{i}"} for i in of]}
+            )
+            for of in contents
+        ]
+        names = leave_out_oldest(turns, 8)
+        found = [int(part.image_url) for one in turns for _, part in one.images() if isinstance(part, ImagePart)]
+        assert names == ("messages.content.image",) * (count + last - len(found))
+        return found
+
+    assert [kept(count)[0] for count in range(4, 14)] == [0, 0, 0, 0, 2, 2, 4, 4, 6, 6]
+    assert kept(1, last=8) == [*range(1, 9)] and kept(2, last=7) == [*range(2, 9)], "those of the last message stay"
+    assert kept(2, last=9) == [*range(2, 11)], "and are refused if they are too many"
+
+
+def test_a_tools_images_beyond_the_limit_become_notes_too(http: httpx.Client, server: Frontend, folder: Path) -> None:
+    [(path, body)] = [one for one in IN_RESULTS if one[0] == CHAT]
+    *turns, result = body["messages"]
+    result = {**result, "content": [text("say:many"), *map(image_url, ENOUGH)]}
+    before = len(server.engine.requests("say:many"))
+    answer = http.post(path, json={**body, "messages": [*turns, result]})
+    assert answer.status_code == 200 and answer.headers["x-minisgl-ignored"] == "messages.content.image_url"
+    check(server.engine.requests("say:many")[before], folder, *ENOUGH[1:])
+    counted = http.post("/tokenize", json={"messages": [*turns, result], "tools": TOOLS}).json()["count"]
+    assert counted == answer.json()["usage"]["prompt_tokens"]
+
+
 def test_a_stored_response_keeps_its_images(http: httpx.Client, server: Frontend, folder: Path) -> None:
     first = http.post(RESPONSES, json=BODIES[5][1]).json()
     body = {"previous_response_id": first["id"], "input": "say:then"}
@@ -458,6 +549,22 @@ def test_the_server_says_that_the_model_sees(http: httpx.Client) -> None:
     assert http.get("/props").json()["modalities"]["vision"] is True
     schemas = http.get("/openapi.json").json()["components"]["schemas"]
     assert schemas.keys() >= {"ImagePart", "ImageBlock", "InputImage", "MediaPrompt"}
+
+
+@pytest.mark.parametrize("pillow", [None, BROKEN_PILLOW], ids=["missing", "broken"])
+def test_without_pillow_the_model_reads_text_only_and_errors_say_how_to_install_it(
+    folder: Path, front_end: str, pillow: ModuleType | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", pillow)  # type: ignore[arg-type]  # None: no such module
+    with seeing_frontend(folder, front_end=front_end) as server, server.http() as http:
+        assert "vision" not in http.get("/v1/models").json()["data"][0]
+        assert "vision" not in http.post("/api/show", json={"model": "scripted"}).json()["capabilities"]
+        for path, body in BODIES:
+            answer = http.post(path, json=body)
+            assert answer.status_code == 400 and how_to_get("images") in answer.text, answer.text
+        history = [*chat(image_url(), text("q"))["messages"], {"role": "assistant", "content": "a"}]
+        answer = http.post(CHAT, json={"messages": [*history, {"role": "user", "content": "say:on"}]})
+        assert answer.status_code == 200 and answer.headers["x-minisgl-ignored"] == "messages.content.image_url"
 
 
 def test_urls_are_fetched_from_listed_hosts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,6 @@ def test_no_choice_is_no_tools(http: httpx.Client, server: Frontend) -> None:
         ({"tools": [{"type": "bash"}]}, "tools.0.type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, "tools.0.function.parameters"),
-        ({"tools": [NOW, NOW]}, "tools.1.function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
@@ -202,6 +201,11 @@ def test_no_choice_is_no_tools(http: httpx.Client, server: Frontend) -> None:
 )
 def test_what_makes_no_sense_is_refused(http: httpx.Client, more: dict[str, Any], param: str) -> None:
     assert check_error(http.post(PATH, json=chat_body("refused", **more)), 400)["param"] == param
+
+
+def test_two_tools_of_one_name_are_refused_by_name(http: httpx.Client) -> None:
+    error = check_error(http.post(PATH, json=chat_body("refused", tools=[NOW, NOW])), 400)
+    assert error["param"] == "tools.1.function.name" and "another tool has this name: give each" in error["message"]
 
 
 def test_tools_need_a_conversation(http: httpx.Client) -> None:

@@ -286,6 +286,41 @@ def test_a_history_with_what_cannot_be_shown_goes_on(
         assert "left out" not in prompt
 
 
+BESIDE: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": [{"role": "user", "content": [URL, text("say:on")]}]}, "messages.content.image_url"),
+    (
+        MESSAGES,
+        {"max_tokens": 9, "messages": [{"role": "user", "content": [text("look"), PICTURE, text("say:on")]}]},
+        "messages.content.image",
+    ),
+    (
+        RESPONSES,
+        {
+            "input": [
+                {
+                    "role": "user",
+                    "content": [{"type": "input_image", "image_url": "x"}, {"type": "input_text", "text": "say:on"}],
+                }
+            ]
+        },
+        "input.content.input_image",
+    ),
+    (OLLAMA, {"messages": [{"role": "user", "content": "say:on", "images": ["AAAA"]}]}, "messages.images"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "named"), BESIDE)
+def test_a_picture_beside_text_in_a_last_message_is_a_note(
+    http: httpx.Client, server: Frontend, path: str, body: dict[str, Any], named: str
+) -> None:
+    """Claude Code repeats a message that was refused within all later ones, so an error would end its session."""
+    before = len(server.engine.requests("say:on"))
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-minisgl-ignored"] == named
+    assert LEFT in prompt_text(server.engine.requests("say:on")[before])
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

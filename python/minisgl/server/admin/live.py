@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.requests import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minisgl.message import StepView, TreeView, Watched
@@ -23,6 +22,7 @@ from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import ApiError, bad_value, engine_gone
 from minisgl.server.core.http import CONNECTION, Connection
 from minisgl.server.core.request import REQUEST
+from minisgl.server.core.routes import Routes
 from minisgl.server.core.streams import sse
 from minisgl.server.core.waiting import has_room
 from minisgl.step import FinishReason
@@ -202,13 +202,13 @@ class _Stream(Response):
         return self._context.tokenizer.decode(ids, False)
 
 
-def add_live(app: FastAPI, context: ServerContext) -> Live:
+def add_live(app: Routes, context: ServerContext) -> Live:
     live = Live(context)
 
+    @app.on(STREAM, "GET")
     async def stream(request: Request) -> Response:
         return _Stream(context, live, _watcher(request))
 
-    app.add_route(STREAM, stream)  # not on the OpenAPI page: an endless response
     return live
 
 

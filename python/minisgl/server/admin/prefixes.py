@@ -12,8 +12,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.requests import Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from minisgl.frontend.engine_client import EngineGone
@@ -25,6 +24,7 @@ from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import ApiError, bad_value, engine_error, engine_gone, too_late, wrong
 from minisgl.server.core.formatter import Deferred, json_response
 from minisgl.server.core.request import REQUEST, HttpRequest
+from minisgl.server.core.routes import Routes
 from minisgl.step import Int32Array
 
 CACHE = "/v1/cache"
@@ -120,7 +120,7 @@ def _found(context: ServerContext, name: str) -> Prefix:
     return prefix
 
 
-def add_cache(app: FastAPI, context: ServerContext) -> None:
+def add_cache(app: Routes, context: ServerContext) -> None:
     """Add the GET and DELETE routes of the cache. POST is declared for the OpenAPI page; `Posts` handles it."""
     book = context.client.prefixes
 
@@ -128,18 +128,18 @@ def add_cache(app: FastAPI, context: ServerContext) -> None:
         context.keys.check_may(request.scope[REQUEST].key, "cache", request.url.path)
         _ = context.info
 
-    @app.api_route(PREFIXES, methods=["GET", "POST"])
+    @app.on(PREFIXES, "GET", "POST")
     async def prefixes(request: Request) -> Response:
         check(request)
         cards = [_card(context, prefix) for prefix in book.prefixes.values()]
         return json_response({"object": "list", "data": cards})
 
-    @app.get(PREFIXES + "/{prefix_id}")
+    @app.on(PREFIXES + "/{prefix_id}", "GET")
     async def prefix(request: Request, prefix_id: str) -> Response:
         check(request)
         return json_response(_card(context, _found(context, prefix_id)))
 
-    @app.delete(PREFIXES + "/{prefix_id}")
+    @app.on(PREFIXES + "/{prefix_id}", "DELETE")
     async def remove(request: Request, prefix_id: str) -> Response:
         check(request)
         prefix = _found(context, prefix_id)
@@ -148,7 +148,7 @@ def add_cache(app: FastAPI, context: ServerContext) -> None:
             await context.client.until(lambda: book.is_removed(prefix))
         return json_response({"id": prefix_id, "object": "cache.prefix", "deleted": True})
 
-    @app.delete(CACHE)
+    @app.on(CACHE, "DELETE")
     async def clear(request: Request) -> Response:
         check(request)
         async with in_time(context):

@@ -17,9 +17,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
 from starlette.types import ASGIApp, Message
 
 from minisgl.config import ServerConfig, most_of
@@ -46,6 +45,7 @@ from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import BATCHES, FILES, SERVER, ApiError, bad_value, draining, missing, queue_full, wrong
 from minisgl.server.core.formatter import json_response, page_of
 from minisgl.server.core.request import REQUEST, SMALL_BYTES, HttpRequest, parse, too_large
+from minisgl.server.core.routes import Routes
 from minisgl.server.core.waiting import Turns, has_room
 
 MAX_UPLOADS = 16
@@ -392,15 +392,15 @@ def _missing_item(what: str, name: str) -> ApiError:
     return ApiError(404, f"{what}_id: {name[:80]!r} does not exist here", param=f"{what}_id", code=f"{what}_not_found")
 
 
-def add_files(app: FastAPI, batches_of: Callable[[Request], Batches]) -> None:
+def add_files(app: Routes, batches_of: Callable[[Request], Batches]) -> None:
     """Add the routes of /v1/files. `batches_of` returns the server's batches, or raises `ApiError`."""
 
-    @app.post(FILES)
+    @app.on(FILES, "POST")
     async def upload(request: Request) -> Response:
         with _store_errors():
             return json_response(_shown_file(await batches_of(request).upload(request)))
 
-    @app.get(FILES)
+    @app.on(FILES, "GET")
     async def files(request: Request) -> Response:
         batches, purpose = batches_of(request), request.query_params.get("purpose")
         if purpose not in (None, PURPOSE, OUTPUT_PURPOSE):
@@ -416,38 +416,38 @@ def add_files(app: FastAPI, batches_of: Callable[[Request], Batches]) -> None:
             raise _missing_item("file", file_id)
         return batches, info
 
-    @app.get(FILES + "/{file_id}")
+    @app.on(FILES + "/{file_id}", "GET")
     async def file(request: Request, file_id: str) -> Response:
         return json_response(_shown_file((await file_of(request, file_id))[1]))
 
-    @app.get(FILES + "/{file_id}/content")
+    @app.on(FILES + "/{file_id}/content", "GET")
     async def content(request: Request, file_id: str) -> Response:
         batches, info = await file_of(request, file_id)
         return FileResponse(batches.state.store.path(info.id), media_type=_CONTENT)
 
-    @app.delete(FILES + "/{file_id}")
+    @app.on(FILES + "/{file_id}", "DELETE")
     async def delete(request: Request, file_id: str) -> Response:
         batches, _ = await file_of(request, file_id)
         await _query(batches, lambda store, owner: store.delete_file(file_id, owner), request)
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
-def add_batches(app: FastAPI, batches_of: Callable[[Request], Batches]) -> None:
+def add_batches(app: Routes, batches_of: Callable[[Request], Batches]) -> None:
     """Add the routes of /v1/batches. `batches_of` returns the server's batches, or raises `ApiError`."""
 
-    @app.post(BATCHES)
+    @app.on(BATCHES, "POST")
     async def create(request: Request) -> Response:
         batches = batches_of(request)
         with _store_errors():
             return json_response(batches.shown(await batches.create(request)))
 
-    @app.get(BATCHES)
+    @app.on(BATCHES, "GET")
     async def all_batches(request: Request) -> Response:
         batches = batches_of(request)
         all_ = await _query(batches, Store.batches, request)
         return json_response(page_of([batches.shown(one) for one in all_], request, MAX_BATCHES_SHOWN))
 
-    @app.get(BATCHES + "/{batch_id}")
+    @app.on(BATCHES + "/{batch_id}", "GET")
     async def batch(request: Request, batch_id: str) -> Response:
         batches = batches_of(request)
         info = await _query(batches, lambda store, owner: store.batch(batch_id, owner), request)
@@ -455,7 +455,7 @@ def add_batches(app: FastAPI, batches_of: Callable[[Request], Batches]) -> None:
             raise _missing_item("batch", batch_id)
         return json_response(batches.shown(info))
 
-    @app.post(BATCHES + "/{batch_id}/cancel")
+    @app.on(BATCHES + "/{batch_id}/cancel", "POST")
     async def cancel(request: Request, batch_id: str) -> Response:
         batches = batches_of(request)
         with _store_errors():

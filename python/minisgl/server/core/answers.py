@@ -13,7 +13,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class Answer(BaseModel):
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    model_config = ConfigDict(extra="allow", protected_namespaces=(), defer_build=True)
 
 
 class Listed(Answer):

@@ -105,6 +105,11 @@ class ServerContext:
         """Properties of the loaded model and engine. Raises `ApiError` 503 while no engine is ready."""
         return self.prompts.info
 
+    @property
+    def text_only(self) -> str:
+        """The reason in errors about images, if the model does not see."""
+        return f"this model reads text only: {self.client.blind}" if self.client.blind else "this model reads text only"
+
     @cached_property
     def pooling(self) -> Pooling:
         """Default pooling of embeddings, for requests that name none."""

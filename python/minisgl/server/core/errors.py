@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from minisgl.sampling_params import ParamError
+from minisgl.server.core.fields import Place
 from minisgl.server.core.streams import EVENTS, LINES, SSE_DONE, sse
 
 INVALID = "invalid_request_error"
@@ -166,7 +168,9 @@ Names = Sequence[tuple[str, str]]
 
 
 def renamed_field(names: Names, given: str) -> str:
-    """Return the name by which the client knows the field `given` of the chat API."""
+    """Return the name by which the client knows the field `given` of the chat API, unless that is a `Place`."""
+    if isinstance(given, Place):
+        return given
     for pattern, name in names:
         written, num_found = re.subn(f"^(?:{pattern})(?![^.])", name, given)
         if num_found:
@@ -280,7 +284,7 @@ def _meant(path: str, known: Sequence[str]) -> str | None:
     return max(candidates, key=len) if path.count("/") != len(path) and candidates else None
 
 
-def install_handlers(app: FastAPI) -> None:
+def install_handlers(app: Starlette) -> None:
     """Install exception handlers that give every error of the app its API's shape."""
 
     async def on_api_error(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 LogFormat = Literal["text", "json"]
 LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 WARNING = "warning: "
+_TO_QUOTE = frozenset(' "=')  # a value with one of these is written in quotes
 _server = logging.getLogger("minisgl.server")
 _engine = logging.getLogger("minisgl.engine")
 
@@ -48,7 +49,7 @@ class _Formatter(logging.Formatter):
 
 def _plain(value: object) -> str:
     text = str(value)
-    return text if text and text.isprintable() and not any(char in ' "=' for char in text) else json.dumps(text)
+    return text if text and text.isprintable() and _TO_QUOTE.isdisjoint(text) else json.dumps(text)
 
 
 def shows_access(access: bool, level: str) -> bool:

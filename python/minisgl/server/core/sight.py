@@ -1,20 +1,20 @@
 """Images of requests: from the parts of a body to the patches that a vision tower reads, and into prompts.
 
 Invariants: everything that an image costs is bounded before it is spent (their number, bytes, pixels); images are
-decoded one at a time, in a thread of their own, and delay no text; every error names the field as the client wrote it.
+decoded one at a time, in a thread of their own, and delay no text; API keys take turns, image by image, and a host
+that is slow delays only requests of the key that named it; every error names the field as the client wrote it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import binascii
+import contextlib
 import hashlib
 import re
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,30 +27,31 @@ from minisgl.images.fetch import Fetcher
 from minisgl.prompt_image import FIRST_VIRTUAL_ID, PromptImage
 from minisgl.sampling_params import ParamError
 from minisgl.server.core.api_keys import CALLER
-from minisgl.server.core.bodies import SEEN, ChatMessage
+from minisgl.server.core.bodies import SEEN, ChatMessage, TextPart
 from minisgl.server.core.errors import ApiError, WrittenError, wrong
 from minisgl.server.core.fields import Picture, Place
+from minisgl.server.core.log import say
 from minisgl.server.core.waiting import Turns
 from minisgl.step import Int32Array
 from minisgl.tokenizer.pictures import Images
 
-LOW_DETAIL_TOKENS = 256
 KEPT_BYTES = 64 << 20  # of prepared images that the next turn of a conversation has again
-SLICE = 1 << 20  # base64 characters that are decoded at once, between which other threads run; a multiple of 4
-MAX_PREPARED = 16  # images of all requests that are being prepared; those of one request are never split
-MAX_DOWNLOADS = 4  # at once
-_DETAILS = (None, "low", "high", "auto", "original")
-_DATA = re.compile(r"data:[a-z0-9.+/-]{0,80};base64,", re.IGNORECASE)
+MAX_KEPT = 4096  # prepared images, however small
+MAX_PREPARED = 32  # images in the requests of one API key that are being prepared
+MAX_DOWNLOADS = 4  # requests of one API key that download at once, one image at a time
+DOWNLOADED_BYTES = 32 << 20  # of one request
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,31}):", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class GivenImage:
-    """Image as a body has it: the `value` at `place`, which should be a URL or base64, and its `detail`."""
+    """Image as a body has it: the `value` at `place`, which should be a URL or base64, and its `detail`, within the
+    value or `beside` it."""
 
     place: str
     value: Any
     detail: Any = None
+    beside: bool = False
 
 
 def images_of(messages: Iterable[ChatMessage]) -> list[GivenImage]:
@@ -65,11 +66,36 @@ def images_of(messages: Iterable[ChatMessage]) -> list[GivenImage]:
 
 def _given(part: Picture, place: str) -> GivenImage:
     given = part.model_extra or {}
-    value, detail = getattr(part, "image_url", None), getattr(part, "detail", None)
+    value, detail, beside = getattr(part, "image_url", None), getattr(part, "detail", None), True
     if isinstance(value, dict) and "url" in value:
-        value, detail = value["url"], value.get("detail", detail)
+        detail, beside = value.get("detail", detail), "detail" not in value
+        value = value["url"]
     written = given.get("place")
-    return GivenImage(str(written) if isinstance(written, Place) else place, value, detail)
+    return GivenImage(str(written) if isinstance(written, Place) else place, value, detail, beside)
+
+
+def leave_out_oldest(messages: Sequence[ChatMessage], most: int) -> tuple[str, ...]:
+    """Replace the oldest images of a conversation beyond `most` by notes, and return their names for clients. Those of
+    a last message of the user stay. They go in groups, so that the beginning of the prompt, and with it the cached
+    pages, stays as it is for some turns."""
+    shown = [(i, j, part) for i, one in enumerate(messages) if one.role in SEEN for j, part in one.images()]
+    if len(shown) <= most:
+        return ()
+    last = next((one for one in reversed(messages) if one.role in SEEN), None)
+    asked = len(last.images()) if last is not None and last.role == "user" else 0
+    group = max(1, most // 4)
+    oldest = shown[: min(-(-(len(shown) - most) // group) * group, len(shown) - asked)]
+    for i, j, part in oldest:
+        if isinstance(content := messages[i].content, list):
+            content[j] = TextPart(type="text", text=part.note("the newest images"))
+    return tuple(name_of(part) for _, _, part in oldest)
+
+
+def name_of(part: Picture) -> str:
+    """Return the name of an image's part for clients: its path by fields and its type, as `unserved` has it."""
+    place = _given(part, "messages.content.image_url").place
+    names = [name for name in place.split(".") if not name.isdigit()]
+    return Place(".".join(names if place[-1].isdigit() else [*names[:-1], part.type]))
 
 
 @dataclass(slots=True, eq=False)
@@ -102,18 +128,28 @@ def shown_ids(ids: Int32Array, marker_id: int) -> Int32Array:
     return np.where(ids >= FIRST_VIRTUAL_ID, np.int32(marker_id), ids)
 
 
+class _Lane:
+    """Bounds of the images of one API key: of its requests that download, and of what is prepared and not submitted."""
+
+    def __init__(self) -> None:
+        self.downloads = Turns(MAX_DOWNLOADS, what="requests with images to download")
+        self.images = Turns(MAX_PREPARED, what="requests with images")
+        self.threads = ThreadPoolExecutor(MAX_DOWNLOADS, "downloads")  # they start on first use
+
+
 class Sight:
     """Prepares the images of all requests of a server."""
 
     def __init__(self, limits: ImageLimits) -> None:
         self._limits = limits
-        self._turns = Turns(MAX_PREPARED, lambda _: None)
+        self._lanes = defaultdict[int, _Lane](_Lane)  # by API key
+        self._turns = Turns(1, what="images")
         self._thread = ThreadPoolExecutor(1, "images")  # starts on first use
         self._processor: Processor | None = None
         self._fetcher = Fetcher(limits.image_hosts)
-        self._downloads = ThreadPoolExecutor(MAX_DOWNLOADS, "downloads")
         self._kept: OrderedDict[bytes, PreparedImage] = OrderedDict()  # used by the thread only
         self._num_bytes = 0
+        self._has_limited = False  # an image to --max-image-tokens; the first is logged
 
     async def see(self, given: Sequence[GivenImage], model_dir: str | None) -> Seen:
         """Prepare the images of one prompt. Raises `ApiError` 400."""
@@ -121,19 +157,21 @@ class Sight:
         if len(given) > limits.max_images:
             reason = f"a request has at most {limits.max_images} images (--max-images)"
             raise _refused(given[limits.max_images], f"{reason}, this one has {len(given)}")
-        run = asyncio.get_running_loop().run_in_executor
-        prepared = []
-        turn = await self._turns.take(len(given), CALLER.get())
-        try:
-            if self._processor is None:
-                self._processor = await run(self._thread, self._read, model_dir)
-            processor = self._processor
-            for one in given:
-                data = await self._fetched(one)
-                prepared.append(await run(self._thread, self._prepare, one, data, processor))
-        finally:
-            self._turns.give(turn)
-        return Seen(prepared, processor.marker_id, Images(processor.family.rewrite))
+        run, key = asyncio.get_running_loop().run_in_executor, CALLER.get()
+        if self._processor is None:
+            self._processor = await run(self._thread, self._read, model_dir)
+        processor, lane, prepared, files = self._processor, self._lanes[key], list[PreparedImage](), dict[int, bytes]()
+        remote = [i for i, one in enumerate(given) if self._is_remote(one)]
+        async with lane.downloads.turn() if remote else contextlib.nullcontext():
+            for i in remote:
+                left = DOWNLOADED_BYTES - sum(map(len, files.values()))
+                files[i] = await run(lane.threads, self._fetched, given[i], left)
+            async with lane.images.turn(len(given)):
+                for i, one in enumerate(given):
+                    async with self._turns.turn(owner=key):
+                        prepared.append(await run(self._thread, self._prepare, one, files.pop(i, None), processor))
+        texts = [one.text for one in prepared]
+        return Seen(prepared, processor.marker_id, Images(processor.family.marker, texts))
 
     def _read(self, model_dir: str | None) -> Processor:
         try:
@@ -148,23 +186,30 @@ class Sight:
             raise wrong("model", "its folder describes no image processor that is known", "unsupported_value")
         return found
 
-    async def _fetched(self, one: GivenImage) -> bytes | None:
-        """Return the bytes of a URL on another server; `None` if the value itself has the image."""
+    def _is_remote(self, one: GivenImage) -> bool:
+        """Return whether an image is to be downloaded; else the value itself has it. Raises `ApiError` 400."""
         value, detail = one.value, one.detail
         if not isinstance(value, str) or not value:
-            _refuse(one, "must be a data URL or base64: there are no stored files")
-        if detail not in _DETAILS:
-            raise _refused(GivenImage(f"{one.place}.detail", detail), "must be low, high or auto")
+            files = ": there are no stored files" if isinstance(value, dict) else ""
+            _refuse(one, f"must be a data URL or base64{files}")
+        try:
+            images.most_tokens(detail)
+        except ImageError as error:
+            place = one.place.rpartition(".")[0] if one.beside else one.place
+            raise _refused(GivenImage(f"{place}.detail", detail), str(error)) from error
         scheme = _SCHEME.match(value[:64])
         if scheme is None or scheme[1].lower() == "data":
-            return None
+            return False
         if scheme[1].lower() not in ("http", "https"):
             _refuse(one, f"{scheme[1].lower()}: is not read: send a data URL or base64")
         if not self._limits.image_hosts:
             _refuse(one, "URLs are not fetched: send a data URL, or start the server with --image-hosts")
-        fetch = partial(self._fetcher.fetch, value, self._bounds)
+        return True
+
+    def _fetched(self, one: GivenImage, max_bytes: int) -> bytes:
+        """Return the bytes of a URL on another server. Raises `ApiError` 400."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._downloads, fetch)
+            return self._fetcher.fetch(one.value, Bounds(max_bytes=max_bytes))
         except ImageError as error:
             raise _refused(one, str(error)) from error
 
@@ -174,32 +219,23 @@ class Sight:
 
     def _prepare(self, one: GivenImage, data: bytes | None, processor: Processor) -> PreparedImage:
         """Decode, resize and cut an image, unless it is kept. Raises `ApiError` 400."""
-        max_tokens = LOW_DETAIL_TOKENS if one.detail == "low" else None
+        max_tokens = images.most_tokens(one.detail)
         try:
-            data = _decoded(one.value) if data is None else data
+            data = images.data_url(one.value, self._bounds) if data is None else data
             key = hashlib.blake2b(data, digest_size=32, key=str(max_tokens).encode()).digest()
             if (found := self._kept.get(key)) is None:
                 found = self._kept[key] = processor.prepare(data, bounds=self._bounds, max_tokens=max_tokens)
-                self._num_bytes += len(found.pixels)
+                self._num_bytes += found.num_bytes
+                if found.limited and max_tokens is None and not self._has_limited:
+                    self._has_limited = True
+                    limit = f"{found.num_tokens} tokens by --max-image-tokens {self._limits.max_image_tokens}"
+                    say(f"images: one was made smaller, to {limit}; later ones are not logged")
         except ImageError as error:
             raise _refused(one, str(error)) from error
         self._kept.move_to_end(key)
-        while self._num_bytes > KEPT_BYTES:
-            self._num_bytes -= len(self._kept.popitem(last=False)[1].pixels)
+        while self._num_bytes > KEPT_BYTES or len(self._kept) > MAX_KEPT:
+            self._num_bytes -= self._kept.popitem(last=False)[1].num_bytes
         return found
-
-
-def _decoded(text: str) -> bytes:
-    """Return the bytes of a data URL or of base64. Raises `ImageError`."""
-    head = _DATA.match(text[:128])
-    if head is None and _SCHEME.match(text[:64]):
-        raise ImageError("must be like data:image/png;base64,...")
-    start = 0 if head is None else head.end()
-    try:
-        pieces = (text[at : at + SLICE] for at in range(start, len(text), SLICE))
-        return b"".join(binascii.a2b_base64(piece, strict_mode=True) for piece in pieces)
-    except ValueError as error:
-        raise ImageError(f"is no valid base64: {error}") from error
 
 
 def _refuse(one: GivenImage, reason: str) -> NoReturn:

@@ -22,7 +22,7 @@ from minisgl.server.core.fields import LeftOut, Picture, type_of
 from minisgl.server.core.formatter import Formatter, chat_entries, json_bytes
 from minisgl.server.core.lengths import TO_THE_END, asked_limit
 from minisgl.server.core.sections import Change, JoinedText, Sections
-from minisgl.server.core.sight import images_of
+from minisgl.server.core.sight import images_of, leave_out_oldest, name_of
 from minisgl.server.core.tools import ToolUse, allowed_tools, needs_grammar, tool_use
 from minisgl.tokenizer import Tokenizer
 
@@ -199,7 +199,7 @@ async def chat_turn(
 
 async def _chat_turn(context: ServerContext, chat: ChatRequest, least_tokens: int, only_counts: bool) -> Turn:
     chat = of_allowed_tools(chat)
-    _check_prompt(chat, sees=context.info.sees)
+    _check_prompt(context, chat)
     limit = chat.limit()
     name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
     named = limit is not None
@@ -213,6 +213,8 @@ async def _chat_turn(context: ServerContext, chat: ChatRequest, least_tokens: in
     use = tool_use([*chat.functions().values()], chat.tool_choice, chat.parallel_tool_calls)
     _check_thinking(context, chat)
     ignored = _ignored(context, chat)
+    if context.info.sees and chat.messages:
+        ignored += leave_out_oldest(chat.messages, context.config.images.max_images)
     seen = [await context.prompts.see(images_of(chat.messages or ()))] if context.info.sees else [None]
     prompts, sampling = await context.prompts.encode(
         prompt, sampling, chat.truncate_prompt_tokens, side=chat.truncation_side, only_counts=only_counts, seen=seen
@@ -290,14 +292,14 @@ def _ignored(context: ServerContext, chat: ChatRequest) -> tuple[str, ...]:
         ignored = ("thinking_budget", *ignored)
     if context.info.sees:
         left_out = (one for message in chat.messages or () if message.role not in SEEN for one in message.images())
-        ignored += tuple(f"messages.content.{part.type}" for _, part in left_out)
+        ignored += tuple(name_of(part) for _, part in left_out)
     if chat.reasoning_effort in (None, "none"):
         return ignored  # the common case, in which the template is not inspected
     is_known = not context.parsing.variables.isdisjoint(("enable_thinking", "reasoning_effort"))
     return ignored if is_known else ("reasoning_effort", *ignored)
 
 
-def _check_prompt(chat: ChatRequest, *, sees: bool) -> None:
+def _check_prompt(context: ServerContext, chat: ChatRequest) -> None:
     """Check `messages`, or `prompt`, which mini-sglang's clients send instead. Raises `ApiError`."""
     if chat.prompt is not None:
         if chat.messages:
@@ -316,17 +318,19 @@ def _check_prompt(chat: ChatRequest, *, sees: bool) -> None:
                 raise bad_value(f"messages.{i}.content", None, f"required for the role {message.role}")
             if message.has_refusal:
                 raise bad_value(f"messages.{i}", message.role, "only an assistant message may have a refusal")
-    _check_last(chat.messages[:-1] if chat.continue_final_message else chat.messages, sees=sees)
+    _check_last(context, chat.messages[:-1] if chat.continue_final_message else chat.messages)
 
 
-def _check_last(messages: Sequence[ChatMessage], *, sees: bool) -> None:
-    """Check that the last user message has a part that the model can read. A message after a tool's result passes: it
-    belongs to the result. Raises `ApiError`."""
+def _check_last(context: ServerContext, messages: Sequence[ChatMessage]) -> None:
+    """Check that the last user message has a part that the model can read, and no image if Pillow is what is missing.
+    A message after a tool's result passes: it belongs to the result. Raises `ApiError`."""
     turns = [(i, one) for i, one in enumerate(messages) if one.role not in ("system", "developer")][-2:]
     if not turns or turns[-1][1].role != "user" or (len(turns) > 1 and turns[0][1].role == "tool"):
         return
     i, last = turns[-1]
-    parts = last.content if isinstance(last.content, list) else []
-    if parts and all(isinstance(part, LeftOut) and not (sees and isinstance(part, Picture)) for part in parts):
-        reason = "this model reads text only, and the message has no text"
-        raise bad_value(f"messages.{i}.content.0.type", type_of(parts[0]), reason, "unsupported_value")
+    parts, sees = last.content if isinstance(last.content, list) else [], context.info.sees
+    unread = [j for j, one in enumerate(parts) if isinstance(one, LeftOut) and not (sees and isinstance(one, Picture))]
+    images = [j for j, _ in last.images()] if context.client.blind else []
+    if images or (parts and len(unread) == len(parts)):
+        [j, *_], reason = images or unread, context.text_only + ("" if images else ", and the message has no text")
+        raise bad_value(f"messages.{i}.content.{j}.type", type_of(parts[j]), reason, "unsupported_value")

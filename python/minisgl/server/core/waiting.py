@@ -8,8 +8,9 @@ prepared.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from minisgl.config import Limits
@@ -42,9 +43,12 @@ class Turns:
     """Limits the bytes of large bodies in memory to `most`: first come, first served, round-robin between owners (API
     keys). A larger body is processed alone. When all bytes are given back, `when_idle` is called with their total."""
 
-    def __init__(self, most: int, when_idle: Callable[[int], None]) -> None:
+    def __init__(
+        self, most: int, when_idle: Callable[[int], None] = lambda _: None, *, what: str = "large request bodies"
+    ) -> None:
         self._most = most
         self._when_idle = when_idle
+        self._what = what  # for errors
         self._held = 0
         self._given = 0  # bytes given back since it was idle
         self._waiting: dict[int, _Waiting] = {}  # by owner; the first owner has the next turn
@@ -84,9 +88,18 @@ class Turns:
             raise
         return size
 
+    @contextlib.asynccontextmanager
+    async def turn(self, size: int = 1, owner: int = 0) -> AsyncIterator[None]:
+        """Hold a turn during the `with`. Raises as `take`."""
+        held = await self.take(size, owner)
+        try:
+            yield
+        finally:
+            self.give(held)
+
     def _make_room(self, owner: int) -> None:
         """Reject the newest waiting body of the owner with most of them. Raises `ApiError` 429 if that is `owner`."""
-        full = queue_full(f"{self.num_waiting} large request bodies are waiting")
+        full = queue_full(f"{self.num_waiting} {self._what} are waiting")
         waiting = max(self._waiting.values(), key=len)
         if len(waiting) <= len(self._waiting.get(owner, ())) + 1:
             raise full

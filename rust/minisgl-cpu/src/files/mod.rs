@@ -34,13 +34,15 @@ pub fn open(path: &Path) -> Result<Box<dyn Source>> {
     Ok(text_model_of(source))
 }
 
-/// Name prefixes of a language model within a larger one, and their replacements (1 and 3: transformers 4, 2: 5).
-const PREFIXES: [(&str, &str); 3] = [
+/// Name prefixes of a language model within a larger one, and their replacements (1 and 3: transformers 4, 2: 5; 4:
+/// Idefics 3).
+const PREFIXES: [(&str, &str); 4] = [
     ("language_model.model.", "model."),
     ("model.language_model.", "model."),
     ("language_model.", ""),
+    ("model.text_model.", "model."),
 ];
-const OTHER_TOWERS: [&str; 7] = [
+const OTHER_TOWERS: [&str; 8] = [
     "vision_tower.",
     "vision_model.",
     "multi_modal_projector.",
@@ -48,6 +50,7 @@ const OTHER_TOWERS: [&str; 7] = [
     "audio_tower.",
     "embed_vision.",
     "embed_audio.",
+    "connector.",
 ];
 
 /// Returns `source`, or for a model with a vision tower a view of its language model with that model's usual tensor
@@ -55,7 +58,13 @@ const OTHER_TOWERS: [&str; 7] = [
 fn text_model_of(source: Box<dyn Source>) -> Box<dyn Source> {
     let has_two = |name: &&str| {
         // in Qwen2-VL checkpoints of transformers 4 the vision tower has a prefix, the language model has none
-        let prefixes = [PREFIXES[1].0, PREFIXES[2].0, OTHER_TOWERS[2], OTHER_TOWERS[3]];
+        let prefixes = [
+            PREFIXES[1].0,
+            PREFIXES[2].0,
+            PREFIXES[3].0,
+            OTHER_TOWERS[2],
+            OTHER_TOWERS[3],
+        ];
         prefixes.iter().any(|prefix| name.starts_with(prefix))
     };
     if source.architecture().is_some() || !source.names().iter().any(has_two) {

@@ -148,6 +148,17 @@ impl Buffers {
         }
     }
 
+    /// Returns the bytes that a patch takes in the buffers of a vision tower.
+    pub fn bytes_of_token(config: &ModelConfig, mode: Mode) -> usize {
+        let (hidden, attended) = (config.hidden_size, config.attended(0));
+        let taps = config.patches.as_ref().map_or(0, |patches| patches.taps.len());
+        let angles = config.angles_at(config.inverse_frequencies.len());
+        let grids = (1 + taps) * hidden + config.projected(0) + attended + config.max_inner() + angles;
+        let widest = config.max_inner().max(hidden).max(attended);
+        let acts = Acts::new(TOKENS, widest, activation_mode(mode)).bytes() / TOKENS;
+        grids * size_of::<f32>() + acts
+    }
+
     /// Resets the counters and grows the buffers for a step of `tokens` tokens.
     pub fn begin(&mut self, tokens: usize) {
         self.counters.iter().for_each(Counter::reset);

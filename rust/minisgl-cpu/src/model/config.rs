@@ -16,75 +16,73 @@ pub(super) const MAX_STREAMS: usize = 8;
 
 /// Model configuration: all that differs between architectures, which share one decoder. Fields are documented in
 /// `python/minisgl/models/config.py`, those of the parts in `architectures.py` there.
-#[allow(missing_docs)]
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    pub hidden_size: usize,
-    pub num_layers: usize,
-    pub num_heads: usize,
-    pub heads: Vec<Heads>,
-    pub attends: Vec<bool>,
-    pub state: Option<StateKind>,
-    pub state_layers: Vec<bool>,
-    pub attention_gates: bool,
-    pub value_norm: bool,
-    pub intermediate_sizes: Vec<usize>,
-    pub vocab_size: usize,
-    pub norm_eps: f32,
-    pub layer_norm: bool,
-    pub norm_bias: bool,
-    pub norm_offset: f32,
-    pub norms: Norms,
-    pub qk_norm: HeadNorms,
-    pub inverse_frequencies: Vec<Vec<f32>>,
-    pub rope_scales: Vec<f32>,
-    pub query_growth: Option<QueryGrowth>,
-    pub tie_word_embeddings: bool,
-    pub qkv_bias: bool,
-    pub out_bias: bool,
-    pub mlp_bias: bool,
-    pub down_bias: bool,
-    pub head_bias: bool,
-    pub learned_positions: usize,
-    pub first_position: usize,
-    pub token_types: usize,
-    pub pair_types: bool,
-    pub embedding_norm: bool,
-    pub bare_first: bool,
-    pub last_norm: bool,
-    pub distances: Option<ByDistance>,
-    pub both_ways: bool,
-    pub windows: Vec<Option<usize>>,
-    pub chunked: bool,
-    pub rotary: Vec<Option<usize>>,
-    pub sinks: bool,
-    pub attention_scale: f32,
-    pub value_scale: f32,
-    pub attention_cap: f32,
-    pub embedding_scale: f32,
-    pub residual_scale: f32,
-    pub layer_scales: bool,
-    pub per_layer: Option<PerLayer>,
-    pub streams: Option<Streams>,
-    pub gate_cuts: Vec<f32>,
-    pub logits_scale: f32,
-    pub logits_cap: f32,
-    pub activation: Activation,
-    pub gated: bool,
-    pub left_out: Vec<String>,
-    pub latent: Option<LatentConfig>,
-    pub moe: Option<MoeConfig>,
+    pub(crate) hidden_size: usize,
+    pub(crate) num_layers: usize,
+    pub(crate) num_heads: usize,
+    pub(crate) heads: Vec<Heads>,
+    pub(crate) attends: Vec<bool>,
+    pub(crate) state: Option<StateKind>,
+    pub(crate) state_layers: Vec<bool>,
+    pub(crate) attention_gates: bool,
+    pub(crate) value_norm: bool,
+    pub(crate) intermediate_sizes: Vec<usize>,
+    pub(crate) vocab_size: usize,
+    pub(crate) norm_eps: f32,
+    pub(crate) layer_norm: bool,
+    pub(crate) norm_bias: bool,
+    pub(crate) norm_offset: f32,
+    pub(crate) norms: Norms,
+    pub(crate) qk_norm: HeadNorms,
+    pub(crate) inverse_frequencies: Vec<Vec<f32>>,
+    pub(crate) rope_scales: Vec<f32>,
+    pub(crate) query_growth: Option<QueryGrowth>,
+    pub(crate) tie_word_embeddings: bool,
+    pub(crate) qkv_bias: bool,
+    pub(crate) out_bias: bool,
+    pub(crate) mlp_bias: bool,
+    pub(crate) down_bias: bool,
+    pub(crate) head_bias: bool,
+    pub(crate) learned_positions: usize,
+    pub(crate) first_position: usize,
+    pub(crate) token_types: usize,
+    pub(crate) pair_types: bool,
+    pub(crate) embedding_norm: bool,
+    pub(crate) bare_first: bool,
+    pub(crate) last_norm: bool,
+    pub(crate) distances: Option<ByDistance>,
+    pub(crate) both_ways: bool,
+    pub(crate) windows: Vec<Option<usize>>,
+    pub(crate) chunked: bool,
+    pub(crate) rotary: Vec<Option<usize>>,
+    pub(crate) sinks: bool,
+    pub(crate) attention_scale: f32,
+    pub(crate) value_scale: f32,
+    pub(crate) attention_cap: f32,
+    pub(crate) embedding_scale: f32,
+    pub(crate) residual_scale: f32,
+    pub(crate) layer_scales: bool,
+    pub(crate) per_layer: Option<PerLayer>,
+    pub(crate) streams: Option<Streams>,
+    pub(crate) gate_cuts: Vec<f32>,
+    pub(crate) logits_scale: f32,
+    pub(crate) logits_cap: f32,
+    pub(crate) activation: Activation,
+    pub(crate) gated: bool,
+    pub(crate) left_out: Vec<String>,
+    pub(crate) latent: Option<LatentConfig>,
+    pub(crate) moe: Option<MoeConfig>,
     #[serde(default)]
-    pub rope_axes: Vec<usize>,
+    pub(crate) rope_axes: Vec<usize>,
     #[serde(default)]
-    pub deep_features: usize,
+    pub(crate) deep_features: usize,
     #[serde(default)]
-    pub patches: Option<Patches>,
+    pub(crate) patches: Option<Patches>,
 }
 
 /// Input of a vision tower: patches of an image in place of tokens.
-#[allow(missing_docs)]
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Patches {
@@ -113,7 +111,6 @@ impl Patches {
 }
 
 /// Attention bias by distance between query and key.
-#[allow(missing_docs)]
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
 pub enum ByDistance {
@@ -122,7 +119,6 @@ pub enum ByDistance {
 }
 
 /// ALiBi (arXiv 2108.12409): each head adds its slope (below 0) times the distance of key and query, on both sides.
-#[allow(missing_docs)]
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Slopes {
@@ -131,7 +127,6 @@ pub struct Slopes {
 }
 
 /// Relative position buckets (T5) with one bias per head, half of them for keys before the query, half after it.
-#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Ranges {
@@ -156,7 +151,6 @@ impl Ranges {
 }
 
 /// Latent attention (MLA), stored as one KV head: its key is the latent plus RoPE columns, its value the latent.
-#[allow(missing_docs)]
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LatentConfig {
@@ -168,7 +162,6 @@ pub struct LatentConfig {
 }
 
 /// Recurrent state of a layer: of constant size, and valid after one specific token of the sequence.
-#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
 pub enum StateKind {
@@ -178,7 +171,6 @@ pub enum StateKind {
 }
 
 /// Gated delta net (arXiv 2412.06464).
-#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct DeltaNet {
@@ -190,7 +182,6 @@ pub struct DeltaNet {
 }
 
 /// Short convolution over the last tokens, per channel, between two gates (LFM2).
-#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct ShortConv {
@@ -199,7 +190,6 @@ pub struct ShortConv {
 }
 
 /// Mamba-2 layer (arXiv 2405.21060).
-#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Mamba2 {
@@ -227,7 +217,6 @@ enum GatingName {
 }
 
 /// Attention sizes of one layer.
-#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Heads {
@@ -238,7 +227,6 @@ pub struct Heads {
 }
 
 /// Embeddings that are added in each layer (Gemma 3n).
-#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct PerLayer {
@@ -247,7 +235,6 @@ pub struct PerLayer {
 }
 
 /// Several residual streams (AltUp, arXiv 2301.13310) with a low-rank residual (Laurel, arXiv 2411.07501).
-#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Streams {
@@ -256,7 +243,6 @@ pub struct Streams {
 }
 
 /// Activation function of an MLP.
-#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
@@ -269,7 +255,6 @@ pub enum Activation {
 }
 
 /// Placement of the norms in a layer.
-#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Norms {
@@ -282,7 +267,6 @@ pub enum Norms {
 }
 
 /// Norms of queries and keys.
-#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum HeadNorms {
@@ -295,7 +279,6 @@ pub enum HeadNorms {
 }
 
 /// Query scaling by position: the query at position p is multiplied by 1 + beta ln(1 + floor((p + first) / every)).
-#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueryGrowth {
@@ -306,7 +289,6 @@ pub struct QueryGrowth {
 }
 
 /// Routed experts (mixture of experts).
-#[allow(missing_docs)]
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoeConfig {
@@ -334,7 +316,6 @@ pub struct MoeConfig {
 }
 
 /// Function that turns router logits into scores.
-#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Score {
@@ -343,6 +324,16 @@ pub enum Score {
 }
 
 impl ModelConfig {
+    /// Returns true if some layer has routed experts.
+    pub fn has_experts(&self) -> bool {
+        self.moe.is_some()
+    }
+
+    /// Returns true if some layer has sliding-window attention.
+    pub fn has_windows(&self) -> bool {
+        self.windows.iter().any(Option::is_some)
+    }
+
     /// Returns the layers that store their own keys and values, with their attention sizes.
     pub fn kv_owners(&self) -> impl Iterator<Item = (usize, &Heads)> {
         let attending = self.heads.iter().enumerate().filter(|(layer, _)| self.attends[*layer]);

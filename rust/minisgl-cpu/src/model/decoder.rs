@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use minisgl_kernels::attention::{Rows, Scratch};
 use minisgl_kernels::kv::KvPool;
@@ -19,7 +19,7 @@ use crate::model::grid::Grid;
 use crate::model::products::Groups;
 use crate::model::weights::Weights;
 use crate::model::worker::{Attentions, Forward, Times, Tokens};
-use crate::threads::{Counter, Pool};
+use crate::threads::{Counter, Deadline, Pool};
 
 /// Model with its weights, ready for forward passes.
 pub struct Decoder {
@@ -83,11 +83,18 @@ impl Decoder {
         rows: &Rows<'_>,
         tokens: Tokens<'_>,
     ) -> Result<Vec<usize>> {
+        self.begin(memory, rows, tokens.ids.len())?;
         self.forward_part(pool, (memory, kv), rows, tokens, 0..self.weights.operations().count())
     }
 
-    /// Runs the next `operations` of a forward pass, by number. The caller begins at 0, leaves none out, and changes
-    /// nothing meanwhile. Returns what `forward` returns, of these operations.
+    /// Begins a forward pass of `count` tokens, grouped in `rows`.
+    pub(super) fn begin(&self, memory: &mut Memory, rows: &Rows<'_>, count: usize) -> Result<()> {
+        memory.buffers.begin(count);
+        memory.attention.build(rows)
+    }
+
+    /// Runs the next `operations` of a forward pass, by number. The caller begins at 0, leaves none out, repeats those
+    /// that a deadline has ended, and changes nothing meanwhile. Returns what `forward` returns, of these operations.
     pub(super) fn forward_part(
         &self,
         pool: &mut Pool,
@@ -96,10 +103,6 @@ impl Decoder {
         tokens: Tokens<'_>,
         operations: Range<usize>,
     ) -> Result<Vec<usize>> {
-        if operations.start == 0 {
-            memory.buffers.begin(tokens.ids.len());
-            memory.attention.build(rows)?;
-        }
         if !tokens.runs.is_empty() {
             let (rank, widest) = (memory.buffers.between.reserve(tokens.runs), memory.buffers.widest);
             for own in &memory.threads {
@@ -229,6 +232,14 @@ impl Decoder {
 }
 
 impl Memory {
+    /// Makes the operations of a forward pass leave work items after `deadline`.
+    pub(super) fn end_at(&mut self, deadline: &Arc<Deadline>) {
+        self.buffers
+            .counters
+            .iter_mut()
+            .for_each(|counter| counter.end_at(deadline));
+    }
+
     /// Returns the copies of the hidden states that the forward pass left, and then the last ones.
     pub(super) fn tapped(&self) -> impl Iterator<Item = &Grid> {
         self.buffers.taps.iter().chain([&self.buffers.x])

@@ -2,6 +2,7 @@
 //!
 //! Invariants: rows begin at cache lines and have zero padding that is never overwritten; memory grows, never shrinks.
 
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::cell::UnsafeCell;
 
 /// Cache line of elements.
@@ -34,7 +35,9 @@ impl Grid {
     /// Grows the grid to at least `rows` rows. New rows are zero.
     pub fn reserve(&mut self, rows: usize) {
         let lines = rows * self.stride / LINE;
-        if lines > self.lines.len() {
+        if self.lines.is_empty() {
+            self.lines = zeroed(lines);
+        } else if lines > self.lines.len() {
             self.lines.resize_with(lines, || UnsafeCell::new(Line([0.0; LINE])));
         }
     }
@@ -64,5 +67,23 @@ impl Grid {
         #[allow(unsafe_code)]
         let all = unsafe { std::slice::from_raw_parts_mut(start, numbers) };
         all.chunks_exact_mut(self.stride)
+    }
+}
+
+/// Returns zeros that large allocations take from the system without a write: the pages are touched by the threads that
+/// use them. (A vision tower begins with hundreds of MB.)
+fn zeroed(lines: usize) -> Vec<UnsafeCell<Line>> {
+    let layout = Layout::array::<UnsafeCell<Line>>(lines).ok();
+    let Some(layout) = layout.filter(|layout| layout.size() > 0) else {
+        return Vec::new();
+    };
+    // SAFETY: the layout is not empty; zeros are valid lines, and the memory is that of a `Vec` of this length.
+    #[allow(unsafe_code)]
+    unsafe {
+        let start = alloc_zeroed(layout).cast::<UnsafeCell<Line>>();
+        if start.is_null() {
+            handle_alloc_error(layout);
+        }
+        Vec::from_raw_parts(start, lines, lines)
     }
 }

@@ -25,6 +25,11 @@ use crate::weights::{Packer, Packing};
 pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
 impl Weights {
+    /// Returns the number of parts of a model that are packed one by one: its layers, and the tables around them.
+    pub fn num_parts(config: &ModelConfig) -> usize {
+        config.num_layers + 2
+    }
+
     /// Reads and packs all tensors on the threads of `pool`. Errors if the file has an unused tensor.
     pub fn load(
         (tensors, packer): (&Tensors, &Packer),

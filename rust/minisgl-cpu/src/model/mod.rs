@@ -32,7 +32,7 @@ mod weights;
 mod worker;
 
 pub use adapter::{Adapter, Pair, RUN, Run};
-pub use config::{ModelConfig, MoeConfig};
+pub use config::ModelConfig;
 pub use decoder::{Decoder, Memory};
 pub use grid::Grid;
 pub use layers::check;

@@ -1,12 +1,16 @@
-//! Vision tower: from the pixels of an image to the features that stand for its tokens.
+//! The vision tower of a model: it computes the features of an image's tokens from the image's pixels.
 //!
-//! Its layers are those of an encoder, computed by `Decoder`. Mergers join blocks of patches to tokens of the text model.
+//! `Decoder` computes the tower's layers, which are those of an encoder with a token for each patch. Mergers then join
+//! blocks of patches to tokens of the text model. `advance` computes an image in slices.
 //!
-//! Invariants: features depend on the image alone; nothing stays allocated between two images.
+//! Invariants: features depend on the image alone, not on the slices; nothing stays allocated between two images.
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::slice::from_raw_parts_mut;
+use std::sync::Arc;
+use std::time::Duration;
 
 use minisgl_kernels::attention::Rows;
 use minisgl_kernels::kv::{KvDtype, KvHeads, KvPool, KvShape};
@@ -15,7 +19,7 @@ use minisgl_kernels::{Acts, Kernels, Mode, plain};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::model::buffers::TOKENS;
+use crate::model::buffers::{Buffers, TOKENS};
 use crate::model::config::{ModelConfig, Patches};
 use crate::model::decoder::{Decoder, Memory};
 use crate::model::grid::Grid;
@@ -26,11 +30,13 @@ use crate::model::products::Groups;
 use crate::model::tensors::Tensors;
 use crate::model::weights::Weights;
 use crate::model::worker::{Image, LINE_TOKENS, Tokens, each};
-use crate::threads::{Counter, Pool};
+use crate::threads::{Counter, Deadline, Pool};
 use crate::weights::{Packer, Packing};
 
 /// Patches in a KV page of the tower.
 const PAGE: usize = 128;
+/// Merged tokens per thread of a slice's least work: some tens of milliseconds for the largest mergers.
+const MERGED: usize = LINE_TOKENS;
 const ONES: [f32; 32 * PANEL] = [1.0; 32 * PANEL];
 
 /// Settings of a vision tower, as Python sends them.
@@ -52,17 +58,36 @@ pub struct TowerSettings {
 impl TowerSettings {
     /// Returns the tokens of each image if they attend to each other, else 0.
     pub fn tokens_together(&self) -> usize {
-        let patches = self.model.patches.as_ref().filter(|_| self.both_ways);
+        if self.both_ways { self.tokens_of_square() } else { 0 }
+    }
+
+    fn tokens_of_square(&self) -> usize {
+        let patches = self.model.patches.as_ref();
         patches.map_or(0, |patches| (patches.side / patches.merge.max(1)).pow(2))
+    }
+
+    /// Returns the bytes of memory in which an image of `tokens` tokens is computed, with its features. If images have
+    /// one size, it counts.
+    pub fn image_bytes(&self, tokens: usize, mode: Mode) -> usize {
+        let (config, patches) = (&self.model, self.model.patches.as_ref());
+        let is_square = config.inverse_frequencies.is_empty();
+        let tokens = if is_square { self.tokens_of_square() } else { tokens };
+        let (merge, taps) = patches.map_or((1, 0), |patches| (patches.merge, patches.taps.len()));
+        let count = tokens * merge.pow(2);
+        let kv = kv_shape(config, count);
+        let index = size_of::<u32>() + size_of::<[u32; 3]>();
+        count * (Buffers::bytes_of_token(config, mode) + index)
+            + KvPool::page_bytes(&kv) * kv.pages
+            + tokens * (taps + 1) * self.out_size * size_of::<f32>()
     }
 }
 
-/// Merger of blocks of patches: norm, matrix, GELU, matrix; or the norm of their average and one matrix.
+/// Merger of blocks of patches: norm, matrix, GELU, matrix; or the norm of their average and one matrix; or one matrix.
 struct Merger {
-    norm: Norm,
+    norm: Option<Norm>,
     /// True if the norm applies to the joined patches, false if to each patch.
     is_joined: bool,
-    /// The first matrix; `None` if patches are averaged.
+    /// The first of two matrices.
     up: Option<Linear>,
     down: Linear,
 }
@@ -104,11 +129,36 @@ impl Merger {
         };
         let normed = if is_joined { joined } else { hidden };
         Ok(Self {
-            norm: load_norm(tensors, &settings.model, norm, at, normed)?,
+            norm: Some(load_norm(tensors, &settings.model, norm, at, normed)?),
             is_joined,
             up: Some(linear(up, [joined, joined])?),
             down: linear(down, [settings.out_size, joined])?,
         })
+    }
+
+    /// Loads a merger that multiplies the joined `patches` of a block by one matrix.
+    fn load_joining(
+        tensors: &Tensors,
+        packing: &Packing<'_>,
+        settings: &TowerSettings,
+        patches: usize,
+    ) -> Result<Self> {
+        let shape = [settings.out_size, settings.model.hidden_size * patches];
+        let matrix = tensors.part(Part::MergerDown, At::default(), &shape)?;
+        Ok(Self {
+            norm: None,
+            is_joined: true,
+            up: None,
+            down: Linear {
+                weight: pack(packing, &[matrix], false)?,
+                bias: None,
+            },
+        })
+    }
+
+    /// Returns true if the merger averages the patches of a block.
+    fn averages(&self) -> bool {
+        self.up.is_none() && self.norm.is_some()
     }
 
     /// Loads a merger that averages the patches of a block.
@@ -116,13 +166,15 @@ impl Merger {
         let (hidden, at) = (settings.model.hidden_size, At::default());
         let matrix = tensors.part(Part::MergerDown, at, &[hidden, settings.out_size])?;
         let weight = tensors.part_vector(Part::MergerNorm, at, "weight", hidden)?;
+        // checkpoints store the weights minus 1, GGUF files as they are
+        let offset = if tensors.is_checkpoint() { 1.0 } else { 0.0 };
         Ok(Self {
-            norm: Norm {
-                weight: padded(weight.iter().map(|weight| 1.0 + weight).collect()),
+            norm: Some(Norm {
+                weight: padded(weight.iter().map(|weight| offset + weight).collect()),
                 bias: None,
                 eps: settings.model.norm_eps,
                 layer_norm: false,
-            },
+            }),
             is_joined: true,
             up: None,
             down: Linear {
@@ -133,16 +185,23 @@ impl Merger {
     }
 }
 
-/// Computation of the tower over one image, operation by operation.
+/// Computation of the tower over one image, in slices.
 pub struct TowerRun {
     memory: Memory,
     kv: KvPool,
     grid: [usize; 2],
     /// Indices of all patches.
     all: Vec<u32>,
+    /// 0 and the number of patches.
+    bounds: [u32; 2],
     axes: Vec<[u32; 3]>,
-    /// Number of the next operation.
+    /// Index of the next operation, of which a slice may have computed some work items.
     next: usize,
+    /// Number of merged blocks of tokens: all blocks of a merger, then those of the next one.
+    merged: usize,
+    /// Features of the merged tokens, [tokens, width].
+    features: Vec<f32>,
+    deadline: Arc<Deadline>,
     is_finite: bool,
 }
 
@@ -150,18 +209,18 @@ impl Tower {
     /// Loads the tower on the threads of `pool`. Errors if its settings are invalid or a tensor is missing or unknown.
     pub fn load(
         settings: &TowerSettings,
-        tensors: &Tensors,
+        (tensors, packer): (&Tensors, &Packer),
         (kernels, mode): (Kernels, Mode),
         pool: &mut Pool,
     ) -> Result<Self> {
-        let (packer, config) = (Packer::new(None, None), &settings.model);
+        let config = &settings.model;
         let patches = config.patches.clone();
         let patches = patches.ok_or_else(|| Error::setting("the tower has no patches"))?;
         let (channels, _) = settings.table.as_chunks::<256>();
         let table = channels.try_into();
         let table = table.map_err(|_| Error::setting("the tower's table must have 3 x 256 values"))?;
-        let weights = Weights::load((tensors, &packer), config, pool, &|_, _| ())?;
-        let (packing, block) = (packer.part(config.num_layers + 2), patches.merge.pow(2));
+        let weights = Weights::load((tensors, packer), config, pool, &|_, _| ())?;
+        let (packing, block) = (packer.part(Weights::num_parts(config)), patches.merge.pow(2));
         let deep = [Part::DeepMergerNorm, Part::DeepMergerUp, Part::DeepMergerDown];
         let last = [Part::MergerNorm, Part::MergerUp, Part::MergerDown];
         let of_taps = (0..patches.taps.len()).map(|at| ((deep, at), true));
@@ -170,10 +229,20 @@ impl Tower {
             .map(|(parts, is_joined)| Merger::load(tensors, &packing, settings, parts, (block, is_joined)))
             .collect::<Result<Vec<_>>>()?;
         if mergers.is_empty() {
-            mergers.push(Merger::load_averaging(tensors, &packing, settings)?);
+            mergers.push(if tensors.files.knows(Part::MergerNorm) {
+                Merger::load_averaging(tensors, &packing, settings)?
+            } else {
+                Merger::load_joining(tensors, &packing, settings, block)?
+            });
         }
         let in_gguf = tensors.source().is_some_and(|source| source.architecture().is_some());
-        let of_tower = ["visual.", "vision_tower.", "multi_modal_projector."];
+        let of_tower = [
+            "visual.",
+            "vision_tower.",
+            "multi_modal_projector.",
+            "vision_model.",
+            "connector.",
+        ];
         // a head that sums up an image is not needed
         let is_known = |name: &str| !of_tower.iter().any(|part| name.contains(part)) || name.contains(".head.");
         tensors.check_all_used(|name| !in_gguf && is_known(name))?;
@@ -207,56 +276,64 @@ impl Tower {
         let tokens = grid.map(|side| side / self.patches.merge);
         let whole = tokens.map(|side| side * self.patches.merge) == grid && !tokens.contains(&0);
         let bytes = grid[0].checked_mul(grid[1])?.checked_mul(self.patches.values())?;
-        let sized = !self.both_ways || grid == [self.patches.side; 2];
+        // learned positions are resampled only in addition to RoPE
+        let is_square = self.decoder.config.inverse_frequencies.is_empty();
+        let sized = !is_square || grid == [self.patches.side; 2];
         (whole && sized && bytes == pixels).then_some(tokens)
-    }
-
-    /// Returns the features of an image, [tokens, width]. `grid` and `pixels` have passed `tokens_of`. Errors if they
-    /// are not finite.
-    pub fn run(&self, pool: &mut Pool, grid: [usize; 2], pixels: &[u8]) -> Result<Vec<f32>> {
-        let mut run = self.begin(pool, grid)?;
-        while !self.advance(&mut run, pool, pixels)? {}
-        self.finish(run, pool)
     }
 
     /// Begins to compute an image, whose `grid` has passed `tokens_of`.
     pub fn begin(&self, pool: &Pool, grid: [usize; 2]) -> Result<TowerRun> {
-        let (config, count) = (&self.decoder.config, grid[0] * grid[1]);
-        let kv = KvPool::new(KvShape {
-            layers: vec![KvHeads {
-                count: config.heads[0].kv_heads,
-                dim: config.heads[0].head_dim,
-            }],
-            pages: count.div_ceil(PAGE),
-            page_size: PAGE,
-            latent: None,
-            dtype: KvDtype::F32,
-        })?;
+        let count = grid[0] * grid[1];
+        let kv = KvPool::new(kv_shape(&self.decoder.config, count))?;
         let axes = |at| {
             let [row, column] = self.patches.place(at, grid[1]);
             [0, row as u32, column as u32]
         };
-        Ok(TowerRun {
-            memory: self.decoder.memory(pool.threads(), &kv, false)?,
+        let (deadline, tokens) = (Arc::new(Deadline::default()), count / self.patches.merge.pow(2));
+        let mut memory = self.decoder.memory(pool.threads(), &kv, false)?;
+        memory.end_at(&deadline);
+        let mut run = TowerRun {
+            memory,
             kv,
             grid,
             all: (0..count as u32).collect(),
+            bounds: [0, count as u32],
             axes: (0..count).map(axes).collect(),
             next: 0,
+            merged: 0,
+            features: vec![0.0; tokens * self.width()],
+            deadline,
             is_finite: true,
-        })
+        };
+        let row = row_of(&run.bounds, &run.all, &run.kv);
+        self.decoder.begin(&mut run.memory, &row, count)?;
+        Ok(run)
     }
 
-    /// Runs the next operation of the tower over an image. Returns whether it was the last.
-    pub fn advance(&self, run: &mut TowerRun, pool: &mut Pool, pixels: &[u8]) -> Result<bool> {
-        let rows = Rows {
-            seq_lens: &[run.all.len() as u32],
-            qo_indptr: &[0, run.all.len() as u32],
-            table: &run.all[..run.kv.shape().pages],
-            columns: run.kv.shape().pages,
-            slots: &[0],
-            ends: &[],
-        };
+    /// Continues to compute an image for about `slice`, at least by a work item. `pixels` have passed `tokens_of` with the
+    /// grid. Returns whether the computation has ended.
+    pub fn advance(&self, run: &mut TowerRun, pool: &mut Pool, pixels: &[u8], slice: Duration) -> Result<bool> {
+        let operations = self.decoder.weights.operations().count();
+        run.deadline.begin(slice);
+        while run.next < operations {
+            self.operate(run, pool, pixels)?;
+            if run.deadline.has_passed() {
+                return Ok(false);
+            }
+            run.next += 1;
+        }
+        while self.merge_next(run, pool)? {
+            if run.deadline.check() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Computes the work items of the next operation that are left, until the deadline.
+    fn operate(&self, run: &mut TowerRun, pool: &mut Pool, pixels: &[u8]) -> Result<()> {
+        let row = row_of(&run.bounds, &run.all, &run.kv);
         let tokens = Tokens {
             ids: &run.all,
             positions: &run.all,
@@ -274,36 +351,36 @@ impl Tower {
             }),
         };
         let (memory, next) = ((&mut run.memory, &run.kv), run.next..run.next + 1);
-        let not_finite = self.decoder.forward_part(pool, memory, &rows, tokens, next)?;
+        let not_finite = self.decoder.forward_part(pool, memory, &row, tokens, next)?;
         run.is_finite &= not_finite.is_empty();
-        run.next += 1;
-        Ok(run.next == self.decoder.weights.operations().count())
+        Ok(())
     }
 
-    /// Returns the features of an image after the last operation, as `run` does.
-    pub fn finish(&self, run: TowerRun, pool: &mut Pool) -> Result<Vec<f32>> {
-        let merged = run.all.len() / self.patches.merge.pow(2);
-        let mut features = vec![0.0; merged * self.width()];
-        let last = self.mergers.len() - 1;
-        for (index, (merger, from)) in self.mergers.iter().zip(run.memory.tapped()).enumerate() {
-            // the last merger's features are the embedding, which comes first
-            let at = if index == last { 0 } else { index + 1 } * self.out_size;
-            let mut found = self.merged(pool, merger, from, merged)?;
-            for (row, to) in found.rows(merged).zip(features.chunks_exact_mut(self.width())) {
-                to[at..at + self.out_size].copy_from_slice(&row[..self.out_size]);
-            }
+    /// Merges the next block of tokens. Returns false if there is none.
+    fn merge_next(&self, run: &mut TowerRun, pool: &mut Pool) -> Result<bool> {
+        let (width, size) = (self.width(), TOKENS.min(MERGED * pool.threads()));
+        let tokens = run.features.len() / width;
+        let (index, block) = (run.merged / tokens.div_ceil(size), run.merged % tokens.div_ceil(size));
+        let Some((merger, from)) = self.mergers.iter().zip(run.memory.tapped()).nth(index) else {
+            return Ok(false);
+        };
+        let rows = block * size..tokens.min((block + 1) * size);
+        let mut found = self.merged(pool, merger, from, rows.clone())?;
+        // the last merger's features are the embedding, which comes first
+        let at = (index + 1) % self.mergers.len() * self.out_size;
+        let to = &mut run.features[rows.start * width..rows.end * width];
+        for (row, to) in found.rows(rows.len()).zip(to.chunks_exact_mut(width)) {
+            to[at..at + self.out_size].copy_from_slice(&row[..self.out_size]);
         }
-        if !run.is_finite || features.iter().any(|feature| !feature.is_finite()) {
-            return Err(Error::step("the vision tower's output for an image is not finite"));
-        }
-        Ok(features)
+        run.merged += 1;
+        Ok(true)
     }
 
-    /// Joins the patches of each block, and computes a merger's output, [count, out_size].
-    fn merged(&self, pool: &mut Pool, merger: &Merger, from: &Grid, count: usize) -> Result<Grid> {
-        let (hidden, kernels) = (self.decoder.config.hidden_size, &self.decoder.kernels);
+    /// Joins the patches of each of some `tokens`, and computes a merger's output, [tokens, out_size].
+    fn merged(&self, pool: &mut Pool, merger: &Merger, from: &Grid, tokens: Range<usize>) -> Result<Grid> {
+        let (hidden, kernels, count) = (self.decoder.config.hidden_size, &self.decoder.kernels, tokens.len());
         let block = self.patches.merge.pow(2);
-        let (averages, last) = (merger.up.is_none(), &self.decoder.weights.norm);
+        let (averages, last) = (merger.averages(), &self.decoder.weights.norm);
         let width = if averages { hidden } else { block * hidden };
         let mut joined = Grid::new(width);
         joined.reserve(count);
@@ -314,7 +391,7 @@ impl Tower {
                 // SAFETY: this thread's work item: the row; the forward pass that wrote `from` has ended.
                 unsafe {
                     for part in 0..block {
-                        let from = from.at(row * block + part, 0);
+                        let from = from.at((tokens.start + row) * block + part, 0);
                         if let Some(norm) = last {
                             norm.apply(kernels, from, (0, hidden), from);
                         }
@@ -324,16 +401,16 @@ impl Tower {
                         }
                         let to = to.add(part * hidden);
                         to.copy_from_nonoverlapping(from, hidden);
-                        if !merger.is_joined {
-                            merger.norm.apply(kernels, to, (0, hidden), to);
+                        if let (Some(norm), false) = (&merger.norm, merger.is_joined) {
+                            norm.apply(kernels, to, (0, hidden), to);
                         }
                     }
                     if averages {
                         let sums = from_raw_parts_mut(to, hidden);
                         sums.iter_mut().for_each(|sum| *sum /= block as f32);
                     }
-                    if merger.is_joined {
-                        merger.norm.apply(kernels, to, (0, width), to);
+                    if let (Some(norm), true) = (&merger.norm, merger.is_joined) {
+                        norm.apply(kernels, to, (0, width), to);
                     }
                 }
             });
@@ -345,7 +422,7 @@ impl Tower {
         self.multiplied(pool, &merger.down, &inner.unwrap_or(Ok(joined))?, count, false)
     }
 
-    /// Multiplies `count` rows by a matrix, adds its bias and applies GELU if `activates`.
+    /// Multiplies at most `TOKENS` rows by a matrix, adds its bias and applies GELU if `activates`.
     fn multiplied(&self, pool: &mut Pool, by: &Linear, from: &Grid, count: usize, activates: bool) -> Result<Grid> {
         let (matrix, kernels) = (&by.weight, &self.decoder.kernels);
         let buffer = Acts::new(count, matrix.k(), self.mode.with(matrix));
@@ -360,25 +437,13 @@ impl Tower {
                 kernels.prepare(from.at(row, 0), acts, row)
             });
             barrier.wait();
-            while let Some(piece) = counters[1].claim(count.div_ceil(TOKENS) * groups.count) {
-                let (first, panels) = (piece / groups.count * TOKENS, groups.panels(piece % groups.count));
-                let (rows, column, width) = (
-                    first..count.min(first + TOKENS),
-                    panels.start * PANEL,
-                    panels.len() * PANEL,
-                );
-                // SAFETY: this thread's work item: these columns of these rows; `acts` was written before the barrier.
+            while let Some(group) = counters[1].claim(groups.count) {
+                let panels = groups.panels(group);
+                let (column, width, stride) = (panels.start * PANEL, panels.len() * PANEL, out.stride());
+                // SAFETY: this thread's work item: these columns; `acts` was written before the barrier.
                 unsafe {
-                    kernels.matmul(
-                        matrix,
-                        panels,
-                        acts,
-                        rows.clone(),
-                        out.at(first, column),
-                        out.stride(),
-                        false,
-                    );
-                    for row in rows {
+                    kernels.matmul(matrix, panels, acts, 0..count, out.at(0, column), stride, false);
+                    for row in 0..count {
                         let numbers = out.at(row, column);
                         if let Some(bias) = &by.bias {
                             kernels.add(numbers, bias[column..].as_ptr(), width);
@@ -391,5 +456,42 @@ impl Tower {
             }
         })?;
         Ok(out)
+    }
+}
+
+impl TowerRun {
+    /// Returns the features of the computed image, [tokens, width]. Errors if they are not finite.
+    pub fn finish(self) -> Result<Vec<f32>> {
+        if !self.is_finite || self.features.iter().any(|feature| !feature.is_finite()) {
+            return Err(Error::step("the vision tower's output for an image is not finite"));
+        }
+        Ok(self.features)
+    }
+}
+
+/// Returns the KV pages of `count` patches. The layers share them, as each stores its keys before it reads any.
+fn kv_shape(config: &ModelConfig, count: usize) -> KvShape {
+    KvShape {
+        layers: vec![KvHeads {
+            count: config.heads[0].kv_heads,
+            dim: config.heads[0].head_dim,
+        }],
+        pages: count.div_ceil(PAGE),
+        page_size: PAGE,
+        latent: None,
+        dtype: KvDtype::F32,
+    }
+}
+
+/// Returns the single row of attention, which has `all` patches. `bounds`: 0 and their number.
+fn row_of<'a>(bounds: &'a [u32; 2], all: &'a [u32], kv: &KvPool) -> Rows<'a> {
+    let columns = kv.shape().pages;
+    Rows {
+        seq_lens: &bounds[1..],
+        qo_indptr: bounds,
+        table: &all[..columns],
+        columns,
+        slots: &[0],
+        ends: &[],
     }
 }

@@ -156,6 +156,8 @@ pub struct Packer {
     cache: Option<(Cache, u64)>,
     file: Option<CacheFile>,
     matrices: Mutex<Vec<PackedMatrix>>,
+    /// Number of parts of the models that came before.
+    parts_before: usize,
     sketches: bool,
 }
 
@@ -168,12 +170,11 @@ struct PackedMatrix {
 }
 
 impl Packer {
-    /// Opens the cache for the tensors of `source`. Without a cache everything is packed.
+    /// Opens the cache for the tensors of `sources`. Without a cache or a source everything is packed.
     #[must_use]
-    pub fn new(source: Option<&dyn Source>, cache: Option<&Cache>) -> Self {
-        let cache = source
-            .zip(cache)
-            .map(|(source, cache)| (cache.clone(), fingerprint(source)));
+    pub fn new(sources: &[&dyn Source], cache: Option<&Cache>) -> Self {
+        let cache = cache.filter(|_| !sources.is_empty());
+        let cache = cache.map(|cache| (cache.clone(), fingerprint(sources)));
         let file = cache
             .as_ref()
             .and_then(|(cache, fingerprint)| CacheFile::open(&file_of(cache, *fingerprint), *fingerprint));
@@ -181,6 +182,7 @@ impl Packer {
             cache,
             file,
             matrices: Mutex::new(Vec::new()),
+            parts_before: 0,
             sketches: false,
         }
     }
@@ -190,7 +192,7 @@ impl Packer {
     pub fn sketch() -> Self {
         Self {
             sketches: true,
-            ..Self::new(None, None)
+            ..Self::new(&[], None)
         }
     }
 
@@ -199,9 +201,14 @@ impl Packer {
     pub fn part(&self, part: usize) -> Packing<'_> {
         Packing {
             packer: self,
-            part,
+            part: self.parts_before + part,
             next: AtomicUsize::new(0),
         }
+    }
+
+    /// Ends a model of `parts` parts. The parts of another one follow, such as a vision tower.
+    pub fn end_model(&mut self, parts: usize) {
+        self.parts_before += parts;
     }
 
     /// Ends loading. Returns what to write to the cache, if anything, and whether all matrices came from the file.
@@ -247,6 +254,7 @@ impl Packing<'_> {
             file,
             matrices,
             sketches,
+            ..
         } = self.packer;
         if *sketches {
             let shape = shape_of(parts, interleave, held)?;
@@ -291,31 +299,42 @@ fn key_of(parts: &[Part<'_>], interleave: bool) -> u64 {
     sum.end()
 }
 
-/// Returns a fingerprint of a model without reading all of it: times of change, sizes, and a few bytes of each tensor.
+/// Returns a fingerprint of models without reading all of them: times of change, sizes, and bytes of each tensor.
 /// Small tensors are read whole: they are needed anyway, and here the system does not read ahead around them.
-fn fingerprint(source: &dyn Source) -> u64 {
+fn fingerprint(sources: &[&dyn Source]) -> u64 {
     const SMALL: usize = 1 << 16;
     let mut sum = Checksum::new();
-    for mapping in source.mappings() {
-        mapping.set_random_access(true);
-        sum.add(&mapping.changed().to_le_bytes());
-        sum.add(&(mapping.bytes().len() as u64).to_le_bytes());
-    }
-    for tensor in source.names().into_iter().filter_map(|name| source.tensor(name)) {
-        sum.sample(&tensor, "", 1);
-        if tensor.data().len() <= SMALL {
-            sum.add(tensor.data());
+    for source in sources {
+        for mapping in source.mappings() {
+            mapping.set_random_access(true);
+            sum.add(&mapping.changed().to_le_bytes());
+            sum.add(&(mapping.bytes().len() as u64).to_le_bytes());
         }
+        for tensor in source.names().into_iter().filter_map(|name| source.tensor(name)) {
+            sum.sample(&tensor, "", 1);
+            if tensor.data().len() <= SMALL {
+                sum.add(tensor.data());
+            }
+        }
+        source
+            .mappings()
+            .iter()
+            .for_each(|mapping| mapping.set_random_access(false));
     }
-    source
-        .mappings()
-        .iter()
-        .for_each(|mapping| mapping.set_random_access(false));
     sum.end()
 }
 
 fn file_of(cache: &Cache, fingerprint: u64) -> PathBuf {
     cache.folder.join(format!("{fingerprint:016x}.{ENDING}"))
+}
+
+/// Returns true for names as of `file_of`, and of `Partial` with it: 16 hexadecimal digits and the ending.
+fn is_named_here(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let (digits, rest) = name.split_at_checked(16).unwrap_or_default();
+    let ended = rest.strip_prefix('.').and_then(|rest| rest.strip_prefix(ENDING));
+    digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+        && ended.is_some_and(|end| end.is_empty() || end.ends_with(PARTIAL))
 }
 
 /// Packed matrices that are to be written to the cache.
@@ -419,11 +438,13 @@ impl Keeping {
         let (mut files, mut sum) = (Vec::new(), 0);
         for entry in fs::read_dir(folder).map_err(bad)? {
             let entry = entry.map_err(bad)?;
-            let path = entry.path();
+            let (path, metadata) = (entry.path(), entry.metadata().map_err(bad)?);
+            if !metadata.is_file() || !is_named_here(&path) {
+                continue; // a link, or somebody else's file
+            }
             if path.to_string_lossy().ends_with(PARTIAL) {
                 let _gone = fs::remove_file(path);
-            } else if path.extension().is_some_and(|end| end == ENDING) && path != self.file {
-                let metadata = entry.metadata().map_err(bad)?;
+            } else if path != self.file {
                 sum += metadata.len();
                 files.push((metadata.modified().map_err(bad)?, metadata.len(), path));
             }

@@ -69,7 +69,7 @@ impl Model {
 
     /// Loads matrices of two parts of the model, with the rows of one reversed if `turned`.
     fn load(&self, cache: &Cache, turned: bool) -> (Vec<Matrix>, Option<Keeping>, bool) {
-        let packer = Packer::new(Some(self), Some(cache));
+        let packer = Packer::new(&[self], Some(cache));
         let order = |row: usize| if turned { SHAPE[0] - 1 - row } else { row };
         let [one, two] = [0, 1].map(|i| self.tensor(NAMES[i]).unwrap());
         let (first, second) = (packer.part(0), packer.part(1));
@@ -261,7 +261,11 @@ fn least_recently_used_file_is_evicted() {
         let ago = if path == first { 2 } else { 1 };
         fs::File::open(path).unwrap().set_modified(hour(ago)).unwrap();
     }
-    fs::write(folder.0.join("x.panels.1.partial"), b"of one who was killed").unwrap();
+    fs::write(
+        folder.0.join("0123456789abcdef.panels.1.partial"),
+        b"of one who was killed",
+    )
+    .unwrap();
     let (mapped, _, whole) = models[0].load(&two, false); // counts as a use
     assert!(whole);
     models[2].keep(&two);
@@ -286,6 +290,27 @@ fn least_recently_used_file_is_evicted() {
     };
     fs::write(&first, b"a file where a folder should be").unwrap();
     assert!(error(&within).contains("Not a directory"));
+}
+
+#[cfg(unix)]
+#[test]
+fn eviction_leaves_links_and_files_of_other_names() {
+    let (folder, models) = (Folder::new("foreign"), [1, 2].map(Model::new));
+    let size = models[0].keep(&folder.cache(LARGE));
+    let evicted = folder.file();
+    let others = ["mine.panels", "notes.partial", "0123456789abcdef.panels.old"].map(|name| folder.0.join(name));
+    for other in &others {
+        fs::write(other, b"of somebody else").unwrap();
+    }
+    let link = folder.0.join("fedcba9876543210.panels");
+    std::os::unix::fs::symlink(&others[0], &link).unwrap();
+    models[1].keep(&folder.cache(size));
+    assert!(!evicted.exists());
+    assert!(
+        others.iter().chain([&link]).all(|path| path.exists()),
+        "{:?}",
+        folder.names()
+    );
 }
 
 #[cfg(target_os = "linux")]

@@ -117,6 +117,12 @@ impl Acts {
         }
     }
 
+    /// Returns the bytes of the buffer.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.memory.len()
+    }
+
     /// Returns the number format of the buffer.
     #[must_use]
     pub fn mode(&self) -> Mode {

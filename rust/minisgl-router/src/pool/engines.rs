@@ -102,7 +102,8 @@ pub(super) fn wrap_messages(engine: usize, messages: &[&[u8]]) -> FromEngine {
     }
 }
 
-/// Combines the engines' properties: minimum sequence length, sum of pages, and images only if all accept them. `None` if not all engines are ready.
+/// Combines the engines' properties: minimum sequence length, sum of pages, and images only if all accept them. `None`
+/// if not all engines are ready.
 pub(super) fn combine_ready(engines: &[Engine]) -> Option<EngineReady> {
     let all: Option<Vec<&EngineReady>> = engines.iter().map(|engine| engine.ready.as_ref()).collect();
     let all = all?;

@@ -76,6 +76,9 @@ def test_an_answer_has_llama_cpp_s_shape(http: httpx.Client) -> None:
     timings = found["timings"]
     assert timings["prompt_n"] + timings["cache_n"] == 7 and timings["predicted_n"] == 4
     assert timings["prompt_ms"] > 0 and timings["predicted_ms"] >= 0
+    for name in ("prompt", "predicted"):
+        count, ms, each, rate = (timings[f"{name}_{of}"] for of in ("n", "ms", "per_token_ms", "per_second"))
+        assert each * count == pytest.approx(ms) and rate * ms == pytest.approx(1000 * count if ms else 0)
 
 
 def test_stop_type_names_what_ended_the_completion(http: httpx.Client) -> None:

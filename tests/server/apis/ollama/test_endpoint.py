@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from minisgl.server.apis.ollama.body import OllamaChatAnswer, OllamaEmbedAnswer, OllamaGenerateAnswer
+from minisgl.server.apis.ollama.body import OllamaChatAnswer, OllamaChatRequest, OllamaEmbedAnswer, OllamaGenerateAnswer
+from minisgl.server.apis.ollama.endpoint import conversation_of
 from tests.helpers.fill_in import with_markers
 from tests.helpers.server import MAX_SEQ_LEN, MODEL, Frontend, failed_step, frontend, prompt_text
 from tests.server.apis.ollama.test_models import check_error
@@ -139,6 +140,15 @@ def test_calls_and_results_come_back_in(http: httpx.Client, server: Frontend) ->
     prompt = prompt_text(server.engine.wait_for_request("back in say:ok"))
     places = [prompt.index(text) for text in ("Be brief.", '"rank": 7', "rated one", "rated two", "back in")]
     assert places == sorted(places)
+
+
+def test_a_result_belongs_to_the_first_open_call_of_its_tool() -> None:
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": name}} for name in "abb"]}
+    results = [{"role": "tool", "tool_name": name} for name in ("b", None, "b", "a")]
+    parsing: Any = None  # not asked
+    body = OllamaChatRequest.model_validate({"messages": [called, *results]})
+    found = conversation_of(parsing, body)["messages"][1:]
+    assert [one.get("tool_call_id") for one in found] == ["call_0_1", "call_0_0", "call_0_2", None]
 
 
 def test_format_becomes_a_grammar(http: httpx.Client, server: Frontend) -> None:

@@ -63,8 +63,11 @@ async def completion_endpoint(
 async def _seen(context: ServerContext, prompt: MediaPrompt, place: str) -> Seen | None:
     """Prepare the images of a prompt; `None` if it has none. Raises `ApiError` 400."""
     data, count = prompt.multimodal_data or [], prompt.prompt_string.count(MEDIA)
-    if data and not (context.info.sees and context.tokenizer.image_text()):
-        raise bad_value(f"{place}.multimodal_data", data, "this model reads text only", "unsupported_value")
+    if data and not context.info.sees:
+        raise bad_value(f"{place}.multimodal_data", data, context.text_only, "unsupported_value")
+    if data and not context.tokenizer.image_text():
+        reason = "the model's chat template shows no images"
+        raise bad_value(f"{place}.multimodal_data", data, reason, "unsupported_value")
     if data and len(data) != count:
         raise bad_value(f"{place}.prompt_string", count, f"must have {MEDIA} once for each image, {len(data)} in all")
     seen = await context.prompts.see([GivenImage(f"{place}.multimodal_data.{i}", one) for i, one in enumerate(data)])

@@ -200,7 +200,7 @@ async def generate_endpoint(
         return _loaded(context, body, request, "prompt", as_response(""))
     if body.images and (body.raw or body.suffix or not context.info.sees):
         with_template = "cannot be used with raw or suffix, which leave out the chat template"
-        reason = with_template if context.info.sees else "this model reads text only"
+        reason = with_template if context.info.sees else context.text_only
         raise bad_value("images", body.images, reason, "unsupported_value")
     if body.raw or body.suffix:
         return await _continued(context, body)

@@ -13,7 +13,7 @@ from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import bad_value, wrong
 from minisgl.server.core.formatter import JsonList, json_response, token_text
 from minisgl.server.core.request import HttpRequest
-from minisgl.server.core.sight import images_of, shown_ids
+from minisgl.server.core.sight import images_of, leave_out_oldest, shown_ids
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
 
@@ -26,6 +26,8 @@ async def tokenize_endpoint(context: ServerContext, body: TokenizeRequest, reque
     if body.messages is not None:
         if not body.messages:
             raise bad_value("messages", [], "must not be empty")
+        if context.info.sees:
+            leave_out_oldest(body.messages, context.config.images.max_images)
         seen = await context.prompts.see(images_of(body.messages)) if context.info.sees else None
         ids = await context.prompts.encode_conversation(body, only_counts=True, images=seen)
         if seen is not None:

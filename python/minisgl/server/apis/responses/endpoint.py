@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from minisgl.frontend.output_processor import Delta
 from minisgl.parsers import ids
@@ -52,6 +52,7 @@ from minisgl.server.core.generation import Generation
 from minisgl.server.core.history import History, plain
 from minisgl.server.core.log import say
 from minisgl.server.core.request import REQUEST, HttpRequest, checked
+from minisgl.server.core.routes import Routes
 from minisgl.server.core.sampling_fields import shared_fields
 from minisgl.server.core.sections import Change, Closed, Grown, Opened, Section
 from minisgl.server.core.streams import sse
@@ -605,11 +606,11 @@ def _key(request: Request) -> int:
     return request_state.key
 
 
-def add_responses(app: FastAPI, context: ServerContext) -> None:
+def add_responses(app: Routes, context: ServerContext) -> None:
     """Add all routes below /v1/responses/."""
     store = context.own(ResponseStore)
 
-    @app.get(f"{RESPONSES}/{{response_id}}")
+    @app.on(f"{RESPONSES}/{{response_id}}", "GET")
     async def get(request: Request, response_id: str) -> Response:
         response = store.response(response_id, _key(request))
         if response is None:
@@ -618,13 +619,13 @@ def add_responses(app: FastAPI, context: ServerContext) -> None:
             raise bad_value("stream", True, "a stored response is not streamed", "unsupported_value")
         return Response(response, media_type="application/json")
 
-    @app.delete(f"{RESPONSES}/{{response_id}}")
+    @app.on(f"{RESPONSES}/{{response_id}}", "DELETE")
     async def delete(request: Request, response_id: str) -> Response:
         if not store.delete(response_id, _key(request)):
             raise _not_found(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
-    @app.post(f"{RESPONSES}/{{response_id}}/cancel")
+    @app.on(f"{RESPONSES}/{{response_id}}/cancel", "POST")
     async def cancel(request: Request, response_id: str) -> Response:
         if store.response(response_id, _key(request)) is None:
             raise _not_found(response_id)
@@ -634,7 +635,7 @@ def add_responses(app: FastAPI, context: ServerContext) -> None:
             "close its connection",
         )
 
-    @app.get(f"{RESPONSES}/{{response_id}}/input_items")
+    @app.on(f"{RESPONSES}/{{response_id}}/input_items", "GET")
     async def input_items(request: Request, response_id: str) -> Response:
         items = store.input_items(response_id, _key(request))
         if items is None:

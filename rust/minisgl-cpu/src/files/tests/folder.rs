@@ -240,6 +240,8 @@ fn names_of_transformers_4_and_5_map_to_the_language_model() {
         ("model.language_model.norm.weight", Some("model.norm.weight")),
         ("language_model.lm_head.weight", Some("lm_head.weight")),
         ("lm_head.weight", Some("lm_head.weight")),
+        ("model.text_model.norm.weight", Some("model.norm.weight")),
+        ("model.connector.modality_projection.proj.weight", None),
         ("vision_tower.ln_pre.weight", None),
         ("model.vision_tower.ln_pre.weight", None),
         ("model.multi_modal_projector.norm.weight", None),
