@@ -166,6 +166,19 @@ impl Worker<'_, '_> {
         (out, row): (&Grid, usize),
     ) {
         let width = panels.len() * PANEL;
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let to = out.at(row, panels.start / 2 * PANEL);
+            match halves.activation {
+                Activation::Silu if halves.gated && halves.cut.is_none() => {
+                    return kernels.silu_mul_of_panels(at, width / 2, to);
+                }
+                Activation::Gelu if halves.gated && halves.cut.is_none() => {
+                    return kernels.gelu_mul_of_panels(at, width / 2, to);
+                }
+                _ => {}
+            }
+        }
         // adjacent elements of gate (or up), and the distance to the next ones
         let (some, next) = if halves.gated {
             (PANEL, 2 * PANEL)

@@ -29,23 +29,33 @@ impl Worker<'_, '_> {
             shared.buffers.acts.writer_as(shared.count(), width, mode)
         };
         let normed = self.own.row.at(0, 0);
-        let mut one = |token: usize| {
-            let mut at = from.at(token, 0);
-            // SAFETY: this thread's work item: a row of `acts` (alone: of this thread's own); `from` was written before
+        let some = |tokens: Range<usize>| {
+            let kernels = shared.kernels_of(tokens.start);
+            // SAFETY: this thread's work item: rows of `acts` (alone: of this thread's own); `from` was written before
             // a barrier.
             unsafe {
-                if let Some(norm) = norm {
-                    norm.apply(&shared.kernels, at, (0, width), normed);
-                    at = normed;
+                let Some(norm) = norm else {
+                    return kernels.prepare_rows(from.at(tokens.start, 0), from.stride(), acts, tokens);
+                };
+                for token in tokens {
+                    norm.apply(&shared.kernels, from.at(token, 0), (0, width), normed);
+                    kernels.prepare(normed, acts, token);
                 }
-                shared.kernels_of(token).prepare(at, acts, token);
             }
         };
         if alone {
-            one(0);
+            some(0..1);
         } else {
             let size = if mode.mixes_rows() { LINE_TOKENS } else { ITEM_TOKENS };
-            each(self.counter(), shared.count(), size, &mut one);
+            let (counter, count, decode) = (self.counter(), shared.count(), shared.tokens.decode);
+            while let Some(item) = counter.claim(count.div_ceil(size)) {
+                let (start, end) = (item * size, ((item + 1) * size).min(count));
+                let middle = decode.clamp(start, end);
+                [start..middle, middle..end]
+                    .into_iter()
+                    .filter(|tokens| !tokens.is_empty())
+                    .for_each(some);
+            }
             self.barrier.wait();
         }
         self.lap(0);

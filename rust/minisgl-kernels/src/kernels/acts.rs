@@ -253,11 +253,11 @@ pub(crate) struct Product<'a> {
 
 /// Function table of one instruction set. `Kernels`' methods of the same names describe the functions.
 pub(crate) struct Table {
-    pub(crate) prepare: unsafe fn(*const f32, ActsPtr, usize),
+    pub(crate) prepare: unsafe fn(*const f32, ActsPtr, usize, Range<usize>),
     pub(crate) matmul: unsafe fn(&Product<'_>),
     pub(crate) rms_norm: unsafe fn(*const f32, *const f32, usize, f32, *mut f32),
-    pub(crate) silu_mul: unsafe fn(*const f32, *const f32, usize, *mut f32),
-    pub(crate) gelu_mul: unsafe fn(*const f32, *const f32, usize, *mut f32),
+    pub(crate) silu_mul: unsafe fn(*const f32, *const f32, usize, usize, *mut f32),
+    pub(crate) gelu_mul: unsafe fn(*const f32, *const f32, usize, usize, *mut f32),
     pub(crate) add: unsafe fn(*mut f32, *const f32, usize),
     pub(crate) rotate: unsafe fn(*mut f32, *const f32, *const f32, usize),
     pub(crate) argmax: unsafe fn(*const f32, usize) -> usize,

@@ -82,6 +82,9 @@ pub use isa::Isa;
 use crate::Kind;
 use crate::panels::{Matrix, PANEL};
 
+/// Blocks that are prepared of one row before the next one's turn.
+const BLOCKS: usize = 16;
+
 /// Kernel functions of one instruction set.
 #[derive(Clone, Copy)]
 pub struct Kernels {
@@ -139,7 +142,23 @@ impl Kernels {
     pub unsafe fn prepare(&self, x: *const f32, acts: ActsPtr, row: usize) {
         debug_assert!(row < acts.rows);
         // SAFETY: upheld by the caller.
-        unsafe { (self.table.prepare)(x, acts, row) }
+        unsafe { (self.table.prepare)(x, acts, row, 0..acts.blocks()) }
+    }
+
+    /// Prepares several rows like [`Self::prepare`], `stride` elements apart. Some blocks of all rows come first, then
+    /// the next ones: the rows' scales share cache lines.
+    ///
+    /// # Safety
+    /// The conditions of [`Self::prepare`] hold for each row.
+    pub unsafe fn prepare_rows(&self, x: *const f32, stride: usize, acts: ActsPtr, rows: Range<usize>) {
+        debug_assert!(rows.end <= acts.rows);
+        for first in (0..acts.blocks()).step_by(BLOCKS) {
+            let blocks = first..(first + BLOCKS).min(acts.blocks());
+            for (i, row) in rows.clone().enumerate() {
+                // SAFETY: upheld by the caller.
+                unsafe { (self.table.prepare)(x.add(i * stride), acts, row, blocks.clone()) }
+            }
+        }
     }
 
     /// Computes 16 outputs for each row and panel: `out[(row - rows.start) * stride + (panel - panels.start) * 16 ..]`
@@ -200,7 +219,7 @@ impl Kernels {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: upheld by the caller; the CPU has AVX-512.
         unsafe {
-            avx512::small::prepare_as::<false, true>(x, acts, row);
+            avx512::small::prepare_as::<false, true>(x, acts, row, 0..acts.blocks());
         }
         let _ = (x, row);
     }
@@ -259,7 +278,17 @@ impl Kernels {
     #[inline]
     pub unsafe fn silu_mul(&self, gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
         // SAFETY: upheld by the caller.
-        unsafe { (self.table.silu_mul)(gate, up, n, out) }
+        unsafe { (self.table.silu_mul)(gate, up, PANEL, n, out) }
+    }
+
+    /// Computes [`Self::silu_mul`] of gates and ups whose panels of 16 take turns, gates first, into adjacent elements.
+    ///
+    /// # Safety
+    /// `both` has `2 * n` elements, `out` has `n`, and they do not overlap.
+    #[inline]
+    pub unsafe fn silu_mul_of_panels(&self, both: *const f32, n: usize, out: *mut f32) {
+        // SAFETY: upheld by the caller.
+        unsafe { (self.table.silu_mul)(both, both.add(PANEL), 2 * PANEL, n, out) }
     }
 
     /// Computes `out = gelu(gate) * up` (tanh approximation) over `n` elements; `out` may be either input.
@@ -269,7 +298,17 @@ impl Kernels {
     #[inline]
     pub unsafe fn gelu_mul(&self, gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
         // SAFETY: upheld by the caller.
-        unsafe { (self.table.gelu_mul)(gate, up, n, out) }
+        unsafe { (self.table.gelu_mul)(gate, up, PANEL, n, out) }
+    }
+
+    /// Computes [`Self::gelu_mul`] of gates and ups whose panels of 16 take turns, gates first, into adjacent elements.
+    ///
+    /// # Safety
+    /// `both` has `2 * n` elements, `out` has `n`, and they do not overlap.
+    #[inline]
+    pub unsafe fn gelu_mul_of_panels(&self, both: *const f32, n: usize, out: *mut f32) {
+        // SAFETY: upheld by the caller.
+        unsafe { (self.table.gelu_mul)(both, both.add(PANEL), 2 * PANEL, n, out) }
     }
 
     /// Adds `y` to `x` over `n` elements.

@@ -2,6 +2,8 @@
 //!
 //! Invariants: `mul_add` is one fused operation with one rounding, nothing else is fused or reordered.
 
+use std::ops::Range;
+
 use super::{ActsPtr, Mode, Product, Table};
 use crate::Kind;
 use crate::panels::{BLOCK, Block, PANEL, plain};
@@ -43,8 +45,8 @@ pub(super) fn tree(mut v: [f32; 16]) -> f32 {
     v[0]
 }
 
-unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
-    for b in 0..acts.blocks() {
+unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize, blocks: Range<usize>) {
+    for b in blocks {
         let mut v = [0.0; BLOCK];
         let len = BLOCK.min(acts.k - b * BLOCK);
         // SAFETY: the caller guarantees `k` elements.
@@ -293,12 +295,13 @@ pub fn exp(x: f32) -> f32 {
     p * f32::from_bits(((n as i32 + 127) as u32) << 23)
 }
 
-unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+unsafe fn silu_mul(gate: *const f32, up: *const f32, next: usize, n: usize, out: *mut f32) {
     for i in 0..n {
+        let from = i / PANEL * next + i % PANEL;
         // SAFETY: the caller guarantees `n` elements.
         unsafe {
-            let g = *gate.add(i);
-            *out.add(i) = g / (1.0 + exp(-g)) * *up.add(i);
+            let g = *gate.add(from);
+            *out.add(i) = g / (1.0 + exp(-g)) * *up.add(from);
         }
     }
 }
@@ -306,13 +309,14 @@ unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
 /// Coefficients (a, b) of GELU's tanh approximation (Hendrycks and Gimpel 2016): gelu(g) = g * sigmoid(a (g + b g^3)).
 pub(super) const GELU: (f32, f32) = (1.595_769, 0.044_715);
 
-unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+unsafe fn gelu_mul(gate: *const f32, up: *const f32, next: usize, n: usize, out: *mut f32) {
     for i in 0..n {
+        let from = i / PANEL * next + i % PANEL;
         // SAFETY: the caller guarantees `n` elements.
         unsafe {
-            let g = *gate.add(i);
+            let g = *gate.add(from);
             let t = (g * g * GELU.1).mul_add(g, g) * GELU.0;
-            *out.add(i) = g / (1.0 + exp(-t)) * *up.add(i);
+            *out.add(i) = g / (1.0 + exp(-t)) * *up.add(from);
         }
     }
 }

@@ -180,6 +180,37 @@ fn activations_that_are_not_finite_give_output_that_is_not_finite() {
     }
 }
 
+/// More rows, panels and blocks than a kernel takes at a time, and none a whole number of times.
+#[test]
+#[cfg_attr(miri, ignore = "millions of products")]
+fn large_int8_matmuls_have_the_same_bits_on_every_isa() {
+    for kind in [Kind::Q4_K, Kind::Q6_K, Kind::Q8_0, Kind::Q2_K, Kind::IQ4_NL] {
+        let case = Case::new(kind, Mode::Int8, (16 * 35, 512, 131), 11, false);
+        let want = bits(&case.all(Isa::Scalar));
+        for isa in Isa::here() {
+            assert_eq!(bits(&case.all(isa)), want, "{isa:?} {kind:?}");
+        }
+    }
+}
+
+#[test]
+fn rows_prepared_together_have_the_bits_of_rows_alone() {
+    for isa in Isa::here() {
+        for (kind, mode) in all_kinds() {
+            let case = Case::new(kind, mode, (16, 1100, 5), 5, false);
+            let (kernels, k) = (Kernels::new(isa), case.w.k());
+            let acts = Acts::new(5, k, mode);
+            let (writer, mut out) = (acts.writer(5, k), vec![0.0; 5 * PANEL]);
+            unsafe {
+                kernels.prepare_rows(case.x.as_ptr(), k, writer, 0..2);
+                kernels.prepare_rows(case.x[2 * k..].as_ptr(), k, writer, 2..5);
+                kernels.matmul(&case.w, 0..1, writer, 0..5, out.as_mut_ptr(), PANEL, false);
+            }
+            assert_eq!(bits(&out), bits(&case.all(isa)), "{isa:?} {kind:?} {mode:?}");
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 300 }))]
 
@@ -225,16 +256,20 @@ proptest! {
         let run = |isa: Isa| {
             let kernels = Kernels::new(isa);
             let (mut norm, mut silu, mut gelu) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
+            let panels = n / PANEL * PANEL;
+            let (mut silus, mut gelus) = (vec![0.0; panels], vec![0.0; panels]);
             let (mut sum, mut turned) = (x.clone(), z.clone());
             let top = unsafe {
                 kernels.rms_norm(x.as_ptr(), y.as_ptr(), n, 1e-5, norm.as_mut_ptr());
                 kernels.silu_mul(x.as_ptr(), y.as_ptr(), n, silu.as_mut_ptr());
                 kernels.gelu_mul(x.as_ptr(), y.as_ptr(), n, gelu.as_mut_ptr());
+                kernels.silu_mul_of_panels(z.as_ptr(), panels, silus.as_mut_ptr());
+                kernels.gelu_mul_of_panels(z.as_ptr(), panels, gelus.as_mut_ptr());
                 kernels.add(sum.as_mut_ptr(), y.as_ptr(), n);
                 kernels.rotate(turned.as_mut_ptr(), x.as_ptr(), y.as_ptr(), n);
                 (kernels.argmax(x.as_ptr(), n), kernels.finite(x.as_ptr(), n))
             };
-            ([norm, silu, gelu, sum, turned].map(|list| bits(&list)), top)
+            ([norm, silu, gelu, silus, gelus, sum, turned].map(|list| bits(&list)), top)
         };
         let want = run(Isa::Scalar);
         for isa in Isa::here() {

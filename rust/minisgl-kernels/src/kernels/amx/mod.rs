@@ -10,6 +10,8 @@ mod expand;
 mod shares;
 mod tile;
 
+use std::ops::Range;
+
 use super::place::{by_kind, like};
 use super::{ActsPtr, Mode, Product, Table, avx512};
 use crate::Kind;
@@ -45,15 +47,15 @@ pub(super) static DECODING: Table = Table {
 const INT8_ROWS: usize = 16;
 
 /// Prepares a row of activations for tiles: bf16 parts and bytes.
-unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
+unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize, blocks: Range<usize>) {
     // SAFETY: upheld by the caller; the CPU has AVX-512.
-    unsafe { avx512::small::prepare_as::<false, true>(x, acts, row) }
+    unsafe { avx512::small::prepare_as::<false, true>(x, acts, row, blocks) }
 }
 
 /// Prepares a decode row as bf16 parts (for tiles, if weights are bf16) and as f32 (for vectors, otherwise).
-unsafe fn prepare_decoding(x: *const f32, acts: ActsPtr, row: usize) {
+unsafe fn prepare_decoding(x: *const f32, acts: ActsPtr, row: usize, blocks: Range<usize>) {
     // SAFETY: as above.
-    unsafe { avx512::small::prepare_as::<true, true>(x, acts, row) }
+    unsafe { avx512::small::prepare_as::<true, true>(x, acts, row, blocks) }
 }
 
 /// Multiplies decode rows. For few rows AVX-512 is faster than tiles, except for bf16 weights, which are stored as

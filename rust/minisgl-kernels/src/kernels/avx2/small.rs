@@ -2,6 +2,8 @@
 //!
 //! Invariants: results equal those of `scalar`, lane by lane, with the same reduction trees.
 
+use std::ops::Range;
+
 use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_rms};
 use super::*;
 
@@ -54,8 +56,8 @@ fn tree(low: __m256, high: __m256) -> f32 {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
-    for b in 0..acts.blocks() {
+pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize, blocks: Range<usize>) {
+    for b in blocks {
         let (left, cell) = (acts.k - b * BLOCK, cell(&acts, b, row));
         // SAFETY: the caller guarantees `k` elements and the row's cells.
         unsafe {
@@ -188,26 +190,27 @@ fn exp(x: __m256) -> __m256 {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+pub(super) unsafe fn silu_mul(gate: *const f32, up: *const f32, next: usize, n: usize, out: *mut f32) {
     // SAFETY: upheld by the caller.
-    unsafe { gate_mul::<false>(gate, up, n, out) }
+    unsafe { gate_mul::<false>(gate, up, next, n, out) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, next: usize, n: usize, out: *mut f32) {
     // SAFETY: upheld by the caller.
-    unsafe { gate_mul::<true>(gate, up, n, out) }
+    unsafe { gate_mul::<true>(gate, up, next, n, out) }
 }
 
 /// Computes `out = act(gate) * up` for SiLU or (`IS_GELU`) tanh GELU: g * sigmoid(h), h being g or GELU's polynomial.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, next: usize, n: usize, out: *mut f32) {
     let (one, sign) = (_mm256_set1_ps(1.0), _mm256_set1_ps(-0.0));
     for at in (0..n).step_by(8) {
+        let from = at / PANEL * next + at % PANEL;
         // SAFETY: the caller guarantees `n` elements.
         unsafe {
-            let g = read(gate.add(at), n - at);
+            let g = read(gate.add(from), n - at);
             let t = if IS_GELU {
                 let square = _mm256_mul_ps(_mm256_mul_ps(g, g), _mm256_set1_ps(GELU.1));
                 _mm256_mul_ps(_mm256_fmadd_ps(square, g, g), _mm256_set1_ps(GELU.0))
@@ -215,7 +218,7 @@ unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usi
                 g
             };
             let gated = _mm256_div_ps(g, _mm256_add_ps(one, exp(_mm256_xor_ps(t, sign))));
-            let up = read(up.add(at), n - at);
+            let up = read(up.add(from), n - at);
             write(out.add(at), n - at, _mm256_mul_ps(gated, up));
         }
     }

@@ -4,6 +4,7 @@
 //!
 //! Invariants: integer sums are exact in any order; everything else follows `scalar`.
 
+use super::many;
 use super::unpack::biased;
 use super::*;
 
@@ -16,35 +17,46 @@ const AHEAD: usize = 8192;
 const FAR_AHEAD: usize = 12288;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn matmul<const KIND: u8>(p: &Product<'_>) {
-    /// Rows that are multiplied by a few panels together, so that both stay in caches.
-    const ROWS: usize = 240;
-    for first in p.rows.clone().step_by(ROWS) {
-        let rows = ROWS.min(p.rows.end - first);
-        let tiles = rows.div_ceil(TALL);
-        for panel in p.panels.clone() {
-            for tile in 0..tiles {
-                let (from, to) = (tile * rows / tiles, (tile + 1) * rows / tiles);
-                let row = first + from;
-                // SAFETY: upheld by the caller.
-                unsafe {
-                    match to - from {
-                        1 => run::<KIND, 1>(p, panel, row, tile == 0),
-                        2 => run::<KIND, 2>(p, panel, row, tile == 0),
-                        3 => run::<KIND, 3>(p, panel, row, tile == 0),
-                        4 => run::<KIND, 4>(p, panel, row, tile == 0),
-                        5 => run::<KIND, 5>(p, panel, row, tile == 0),
-                        6 => run::<KIND, 6>(p, panel, row, tile == 0),
-                        7 => run::<KIND, 7>(p, panel, row, tile == 0),
-                        8 => run::<KIND, 8>(p, panel, row, tile == 0),
-                        9 => run::<KIND, 9>(p, panel, row, tile == 0),
-                        10 => run::<KIND, 10>(p, panel, row, tile == 0),
-                        11 => run::<KIND, 11>(p, panel, row, tile == 0),
-                        _ => run::<KIND, 12>(p, panel, row, tile == 0),
-                    }
+pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
+    let rows = p.rows.len();
+    // Tiles of a single panel in `many` have six sums, too few to hide latency: worth it only if unpacking is slow.
+    let few = const { few(KIND) };
+    if rows > few && (p.panels.len() > 1 || few == TALL) {
+        // SAFETY: upheld by the caller.
+        return unsafe { many::matmul::<KIND, LIKE>(p) };
+    }
+    let tiles = rows.div_ceil(TALL);
+    for panel in p.panels.clone() {
+        for tile in 0..tiles {
+            let (from, to) = (tile * rows / tiles, (tile + 1) * rows / tiles);
+            let row = p.rows.start + from;
+            // SAFETY: upheld by the caller.
+            unsafe {
+                match to - from {
+                    1 => run::<KIND, 1>(p, panel, row, tile == 0),
+                    2 => run::<KIND, 2>(p, panel, row, tile == 0),
+                    3 => run::<KIND, 3>(p, panel, row, tile == 0),
+                    4 => run::<KIND, 4>(p, panel, row, tile == 0),
+                    5 => run::<KIND, 5>(p, panel, row, tile == 0),
+                    6 => run::<KIND, 6>(p, panel, row, tile == 0),
+                    7 => run::<KIND, 7>(p, panel, row, tile == 0),
+                    8 => run::<KIND, 8>(p, panel, row, tile == 0),
+                    9 => run::<KIND, 9>(p, panel, row, tile == 0),
+                    10 => run::<KIND, 10>(p, panel, row, tile == 0),
+                    11 => run::<KIND, 11>(p, panel, row, tile == 0),
+                    _ => run::<KIND, 12>(p, panel, row, tile == 0),
                 }
             }
         }
+    }
+}
+
+/// Returns the maximum rows for unpacking weights in registers, once for each tile of rows, instead of in the cache.
+const fn few(kind: u8) -> usize {
+    let layout = layout(kind);
+    match layout.bits {
+        [4, 0] | [8, 0] if layout.subs == 1 && layout.table.is_none() => 36,
+        _ => TALL,
     }
 }
 
@@ -94,14 +106,6 @@ unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row
         // SAFETY: the caller guarantees `out` has room.
         unsafe { put(p, panel, row + r, acc) };
     }
-}
-
-/// Broadcasts four int8 activations to every lane.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn four(q: *const i8) -> __m512i {
-    // SAFETY: the caller guarantees 4 bytes.
-    unsafe { _mm512_set1_epi32(q.cast::<i32>().read_unaligned()) }
 }
 
 /// Returns the integer sums of a block of 4-bit codes, low and high nibbles of a byte together.

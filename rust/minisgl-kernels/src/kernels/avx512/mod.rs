@@ -7,6 +7,8 @@
 pub(super) mod bf16;
 mod exact;
 mod int8;
+mod many;
+mod quantize;
 pub(super) mod small;
 pub(super) mod unpack;
 
@@ -52,7 +54,7 @@ unsafe fn matmul(p: &Product<'_>) {
             p.w.kind(),
             KIND,
             match p.acts.mode.has_int8() {
-                true => int8::matmul::<KIND>(p),
+                true => int8::matmul::<KIND, { many::like_int8(KIND) }>(p),
                 false => exact::matmul::<KIND, { like(KIND) }>(p),
             },
             exact::matmul::<KIND, { like(KIND) }>(p)
@@ -66,6 +68,14 @@ unsafe fn matmul(p: &Product<'_>) {
 pub(super) unsafe fn halves(at: *const u8) -> __m512 {
     // SAFETY: the caller guarantees 32 bytes.
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+}
+
+/// Broadcasts four int8 activations to every lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn four(q: *const i8) -> __m512i {
+    // SAFETY: the caller guarantees 4 bytes.
+    unsafe { _mm512_set1_epi32(q.cast::<i32>().read_unaligned()) }
 }
 
 /// Loads 16 bytes, one into each lane.

@@ -4,13 +4,14 @@
 //! Invariants: results equal those of `scalar`, lane by lane, with the same reduction trees.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
-use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_rms};
+use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, LN2, inverse_rms};
 use super::*;
 
 /// Returns a mask of the first `left` lanes.
 #[inline]
-fn lanes(left: usize) -> __mmask16 {
+pub(super) fn lanes(left: usize) -> __mmask16 {
     if left >= 16 { !0 } else { (1 << left) - 1 }
 }
 
@@ -25,15 +26,27 @@ fn tree(v: __m512) -> f32 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
+pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize, blocks: Range<usize>) {
     // SAFETY: upheld by the caller.
-    unsafe { prepare_as::<true, false>(x, acts, row) }
+    unsafe { prepare_as::<true, false>(x, acts, row, blocks) }
 }
 
 /// Prepares a row of activations as f32 (`F32`), as bf16 parts (`PARTS`), or both; block sums either way.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(x: *const f32, acts: ActsPtr, row: usize) {
-    for b in 0..acts.blocks() {
+pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(
+    x: *const f32,
+    acts: ActsPtr,
+    row: usize,
+    blocks: Range<usize>,
+) {
+    if acts.mode.has_int8() {
+        // SAFETY: upheld by the caller.
+        unsafe { quantize::row(x, acts, row, blocks.clone()) };
+    }
+    if !acts.mode.has_f32() {
+        return;
+    }
+    for b in blocks {
         let left = acts.k - b * BLOCK;
         let cell = cell(&acts, b, row);
         // SAFETY: the caller guarantees `k` elements and the row's cells.
@@ -45,7 +58,7 @@ pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(x: *const f3
             if acts.mode == Mode::Bf16 {
                 v = both!(v, |v| to_bf16(v));
             }
-            if F32 && acts.mode.has_f32() {
+            if F32 {
                 _mm512_store_ps(acts.x.add(cell * BLOCK), v[0]);
                 _mm512_store_ps(acts.x.add(cell * BLOCK + 16), v[1]);
             }
@@ -55,11 +68,8 @@ pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(x: *const f3
                     *acts.sum16.add(cell16(&acts, b, sub, row)) = tree(v[sub]);
                 }
             }
-            if PARTS && acts.mode.has_f32() {
+            if PARTS {
                 split(v, acts, cell);
-            }
-            if acts.mode.has_int8() {
-                quantize(v, acts, b, row);
             }
         }
     }
@@ -94,45 +104,6 @@ fn to_bf16(x: __m512) -> __m512 {
     let near = _mm512_and_si512(up, _mm512_set1_epi32(0xffff_0000_u32 as i32));
     let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
     _mm512_mask_mov_ps(_mm512_castsi512_ps(near), nan, x)
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, b: usize, row: usize) {
-    let cell = cell(&acts, b, row);
-    let most = _mm512_max_epu32(
-        _mm512_castps_si512(_mm512_abs_ps(v[0])),
-        _mm512_castps_si512(_mm512_abs_ps(v[1])),
-    );
-    let bits = _mm512_reduce_max_epu32(most);
-    let max = f32::from_bits(bits);
-    let (inverse, d) = if bits >= INFINITE {
-        (0.0, f32::NAN)
-    } else if bits < TINY {
-        (0.0, 0.0)
-    } else {
-        (127.0 / max, max / 127.0)
-    };
-    // 0 for a block with an element that is not finite.
-    let keep = if bits >= INFINITE { 0 } else { !0 };
-    let by = _mm512_set1_ps(inverse);
-    let q = [
-        _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(v[0], by)),
-        _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(v[1], by)),
-    ];
-    let sum16 = both!(q, |q| _mm512_reduce_add_epi32(q));
-    let sum = sum16[0] + sum16[1];
-    // SAFETY: the caller guarantees the cell.
-    unsafe {
-        _mm_storeu_si128(acts.q.add(cell * BLOCK).cast(), _mm512_cvtepi32_epi8(q[0]));
-        _mm_storeu_si128(acts.q.add(cell * BLOCK + 16).cast(), _mm512_cvtepi32_epi8(q[1]));
-        *acts.d.add(cell) = d;
-        *acts.ds.add(cell) = d * sum as f32;
-        *acts.offset.add(cell) = -128 * sum;
-        for sub in 0..2 {
-            *acts.offset16.add(cell16(&acts, b, sub, row)) = -128 * sum16[sub];
-        }
-    }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
@@ -180,27 +151,27 @@ fn exp(x: __m512) -> __m512 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+pub(super) unsafe fn silu_mul(gate: *const f32, up: *const f32, next: usize, n: usize, out: *mut f32) {
     // SAFETY: upheld by the caller.
-    unsafe { gate_mul::<false>(gate, up, n, out) }
+    unsafe { gate_mul::<false>(gate, up, next, n, out) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, next: usize, n: usize, out: *mut f32) {
     // SAFETY: upheld by the caller.
-    unsafe { gate_mul::<true>(gate, up, n, out) }
+    unsafe { gate_mul::<true>(gate, up, next, n, out) }
 }
 
 /// Computes `out = act(gate) * up` for SiLU or (`IS_GELU`) tanh GELU: g * sigmoid(h), h being g or GELU's polynomial.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, next: usize, n: usize, out: *mut f32) {
     let (one, sign) = (_mm512_set1_ps(1.0), _mm512_set1_ps(-0.0));
     for at in (0..n).step_by(16) {
-        let mask = lanes(n - at);
+        let (mask, from) = (lanes(n - at), at / PANEL * next);
         // SAFETY: the caller guarantees `n` elements.
         unsafe {
-            let g = _mm512_maskz_loadu_ps(mask, gate.add(at));
+            let g = _mm512_maskz_loadu_ps(mask, gate.add(from));
             let t = if IS_GELU {
                 let square = _mm512_mul_ps(_mm512_mul_ps(g, g), _mm512_set1_ps(GELU.1));
                 _mm512_mul_ps(_mm512_fmadd_ps(square, g, g), _mm512_set1_ps(GELU.0))
@@ -209,7 +180,7 @@ unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usi
             };
             let e = exp(_mm512_xor_ps(t, sign));
             let gated = _mm512_div_ps(g, _mm512_add_ps(one, e));
-            let up = _mm512_maskz_loadu_ps(mask, up.add(at));
+            let up = _mm512_maskz_loadu_ps(mask, up.add(from));
             _mm512_mask_storeu_ps(out.add(at), mask, _mm512_mul_ps(gated, up));
         }
     }
