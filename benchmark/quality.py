@@ -75,8 +75,10 @@ class Compared:
 
     def add(self, theirs: Tensor, ours: Tensor, following: Tensor) -> None:
         """Add log probabilities of the reference and of a variant, [positions, vocabulary], and the tokens that follow.
-        The variant's may be minus infinity, for a small unknown one, which the KL leaves out."""
+        The variant's may be minus infinity, for a small unknown one. The KL leaves it out, elsewhere the least known
+        one stands for it."""
         kl = (theirs.exp() * (theirs - ours)).where(ours.isfinite(), 0.0).sum(-1)
+        ours = ours.maximum(ours.where(ours.isfinite(), 0.0).amin(-1, keepdim=True))
         off = (ours - theirs).abs()
         likeliest, own, two = theirs.argmax(-1, keepdim=True), following.unsqueeze(1), ours.topk(2).values
         self._count += len(ours)

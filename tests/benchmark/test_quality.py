@@ -31,8 +31,10 @@ def test_figures_of_two_positions() -> None:
 def test_a_probability_that_is_unknown_is_left_out_of_the_kl() -> None:
     expected = torch.tensor([[0.5, 0.25, 0.25]]).double().log()
     sums = Compared()
-    sums.add(expected, torch.tensor([[0.25, 0.5, 0.0]]).double().log(), torch.tensor([0]))
-    assert sums.figures()["mean_kl"] == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2))
+    sums.add(expected, torch.tensor([[0.25, 0.5, 0.0]]).double().log(), torch.tensor([2]))
+    figures = sums.figures()
+    assert figures["mean_kl"] == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2))
+    assert figures["perplexity"] == pytest.approx(4) and figures["mean_dlogprob"] == pytest.approx(0)
 
 
 @pytest.fixture
