@@ -90,7 +90,7 @@ def test_a_rewritten_marker_is_one_of_the_template_only() -> None:
         "{% endfor %}"
     )
     tokenizer = seeing_tokenizer(template)
-    images = Images(("<|vision_start|>", "((<|image_pad|>))"))
+    images = Images("<|vision_start|>", ["((<|image_pad|>))"])
     prompt = tokenizer.apply_chat_template(
         [user(text("<|vision_start|>"), IMAGE, text("<|image_pad|>"))], images=images
     )
