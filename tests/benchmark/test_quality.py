@@ -1,4 +1,4 @@
-"""How far logits are from others: the sums are right, and so is what llama.cpp writes."""
+"""`benchmark.quality` sums the distance of logits from a reference, and reads the logits that llama.cpp writes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_log_probabilities_that_llama_cpp_wrote(program: Path, tmp_path: Path) -> None:
-    """Its format: the sizes, all tokens, and for each position of a second half a scale, the least and 16 bits each."""
+    """The file has the sizes, all tokens, and for each position a scale, the least and 16 bits a token."""
     chunks, vocab = np.arange(2 * CHUNK, dtype=np.int32).reshape(2, CHUNK), 3
     rows = np.zeros((2, CHUNK - 1 - HALF, 4 + 4), np.uint16)
     rows[:, :, :4] = np.array([0.25, -9.0], np.float32).view(np.uint16)

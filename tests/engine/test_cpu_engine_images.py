@@ -273,7 +273,7 @@ def test_other_requests_of_a_step_change_no_bit(
 def test_retracted_requests_go_on_with_the_same_bits(
     folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:
-    """With `ahead` images are computed before a step needs them, also those of a retracted request."""
+    """With `ahead` the engine computes images before a step needs them, also those of a retracted request."""
     monkeypatch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", 0)  # only what is held stays
     prompts = [prompt_of([3 + i, random_image(6, 4, seed=i), 4], seed=i) for i in range(8)]
     roomy = collector(folder)
@@ -406,7 +406,7 @@ def test_converted_and_cached_weights_see(
 
 
 def test_a_failed_step_holds_no_features(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its error holds the frames of the step until garbage collection."""
+    """The error of a step holds the frames of that step until garbage collection."""
     monkeypatch.setattr(cpu_loading, "IMAGE_CACHE_BYTES", 0)  # only what is held stays
     one = collector(folder, wakes=True)
     launch = one.engine.launch

@@ -1,5 +1,5 @@
-"""What the CPU engine takes of memory: a load the weights in panels, and not the file's pages with them; an image what
-the plan of the pool has counted."""
+"""The CPU engine takes little memory: a load takes the weights in panels, without the file's pages, and an image takes
+what the plan of the pool has counted."""
 
 from __future__ import annotations
 

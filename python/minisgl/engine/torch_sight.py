@@ -67,7 +67,7 @@ def load_tower(
 ) -> TorchTower:
     """Load the tower of Qwen3-VL from the safetensors of `folder`, whose config.json is `raw`. Raises `ConfigError`."""
     import transformers
-    from safetensors.torch import load_file
+    from safetensors import safe_open
     from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
     from minisgl.weights.stored import weight_files
@@ -78,9 +78,9 @@ def load_tower(
     if not dummy:
         found = dict[str, Tensor]()
         for file in weight_files(folder):
-            for name, tensor in load_file(file).items():
-                if (at := name.find("visual.")) in (0, len("model.")):
-                    found[name[at + len("visual.") :]] = tensor
+            with safe_open(file, framework="pt") as tensors:
+                names = [name for name in tensors.keys() if name.startswith(("visual.", "model.visual."))]  # noqa: SIM118
+                found |= {name.partition("visual.")[2]: tensors.get_tensor(name) for name in names}
         try:
             module.load_state_dict(found)
         except RuntimeError as error:
@@ -101,13 +101,13 @@ class _Place:
 
     @property
     def shift(self) -> int:
-        """By how much positions after the image exceed their place on the axes."""
+        """Return by how much positions after the image exceed their place on the axes."""
         return self.image.num_tokens - max(self.tokens)
 
 
 @dataclass(slots=True)
 class _Step:
-    """What a step's tokens have of images: their axes, the tokens with features, and these."""
+    """The parts of a `Seen`, one of each by row."""
 
     axes: list[Axes]
     tokens: list[npt.NDArray[np.int64]]
@@ -135,7 +135,7 @@ class TorchSight:
         return ImageCounts(self._runs, self._hits, len(sizes), sum(sizes))
 
     def is_full(self) -> bool:
-        """Whether requests hold more features than the cache may keep."""
+        """Return whether requests hold more features than the cache may keep."""
         return self.counts().num_bytes > CACHE_BYTES
 
     def change(self, freed: Sequence[int], assignments: Sequence[SlotAssignment]) -> None:
@@ -159,7 +159,7 @@ class TorchSight:
         self.shifts[slots] = torch.tensor(shifts).to(self._device)
 
     def features_of(self, image: PromptImage) -> Tensor:
-        """Return an image's features; NaN if the tower fails."""
+        """Return an image's features. They are NaN if the tower fails."""
         if (found := self._held.get(image.digest)) is not None:
             self._hits += 1
             self._keep(image.digest, found)

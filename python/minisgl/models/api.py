@@ -21,9 +21,9 @@ v_dim], stores k and v of these tokens, then attends causally within each row, a
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """What the tokens of a step have of images. `axes` [3, n] int64 are the positions of all n tokens in time, rows and
-    columns. `features` [m, width] are those of the tokens with the indices `tokens` [m] int64: the embedding, then what
-    is added after each of the first layers."""
+    """The images of a step as a model reads them. `axes` [3, n] int64 are the positions of all n tokens in time, rows
+    and columns. `features` [m, width] belong to the tokens with the indices `tokens` [m] int64: the embedding, then
+    what is added after each of the first layers."""
 
     axes: Tensor
     tokens: Tensor

@@ -85,8 +85,8 @@ def test_many_at_once_take_little_and_leave_nothing(server: Frontend, kind: str)
 
 @pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/responses/input_tokens", "/tokenize"])
 def test_many_counts_at_once_take_little(front_end: str, path: str) -> None:
-    """Who counts is told how much is too much; the text is encoded whole, of one request at a time. The server is a
-    process of its own: what tests before this one have left in memory is not in its way."""
+    """The server encodes the whole text of a count, of one request at a time. It is a process of its own, so that what
+    other tests have left in memory does not count."""
     text = "hello " * (SIZE // 6)
     content = encoded({"input": text} if "responses" in path else chat_body(text))
     post = {"content": content, "headers": {"content-type": "application/json"}, "timeout": WAIT_S}
