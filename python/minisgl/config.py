@@ -36,7 +36,7 @@ _MOST_BYTES = 2**63 - 1
 _MOST_TOKENS = 2**52  # tokens of a KV pool
 _MOST_SECONDS = 10**9  # upper bound of all times; fits the clocks of both languages
 _MOST_ENGINES = 1024
-_SPECULATIVE = re.compile(r"(?:ngram|model:(?P<model>.+?))(?::(?P<count>0|[1-9][0-9]{0,3}))?")
+_SPECULATIVE = re.compile(r"mtp|(?:ngram|model:(?P<model>.+?))(?::(?P<count>0|[1-9][0-9]{0,3}))?")
 _DRAFT_LEN = 4  # tokens, if --speculative model:FILE has no :K
 _FLAG = re.compile(r"--([a-z][a-z0-9-]*)([ :]|$)")
 _DEVICE = re.compile(r"auto|cpu|inline|cuda(:[0-9]{1,3})?")  # inline: for tests (engine/building.py)
@@ -154,7 +154,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     own_cache_keys: tuple[tuple[int, bytes], ...] = ()  # API keys with `own_cache`: index, digest
     warm_prefixes: tuple[str | PrefixFile, ...] = ()  # computed and pinned at the start
     lora: tuple[tuple[str, str], ...] = ()  # adapters to load at the start: name, folder
-    speculative: str | None = None  # ngram:K or model:FILE[:K]: up to K draft tokens per row
+    speculative: str | None = None  # ngram:K or model:FILE[:K]: up to K draft tokens per row; mtp: one
     schedule_policy: SchedulePolicy = "fcfs"  # which waiting request starts next; ageing limits its effect
     cpu_backend: str = "auto"  # scheduler; auto: rust_hotpath if the extension loads, else python
     overlap: bool = True
@@ -215,9 +215,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.speculative is not None:
             if not 1 <= self.max_draft_len <= 99:
                 raise ConfigError(
-                    f"--speculative {self.speculative}: must be ngram:K or model:FILE[:K], with K from 1 to 99"
+                    f"--speculative {self.speculative}: must be ngram:K, model:FILE[:K] or mtp, with K from 1 to 99"
                 )
-            if self.draft_model is not None and self.engine in ("echo", "sim"):
+            if (self.draft_model is not None or self.uses_mtp) and self.engine in ("echo", "sim"):
                 raise ConfigError(f"--speculative {self.speculative}: --engine {self.engine} has no model: use ngram:K")
             if self.max_draft_len >= self.rows_on("cpu"):
                 raise ConfigError(
@@ -253,7 +253,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         match = _SPECULATIVE.fullmatch(self.speculative or "")
         if match is None:
             return 0
-        return int(match["count"] or (_DRAFT_LEN if match["model"] else 0))
+        return int(match["count"] or (_DRAFT_LEN if match["model"] else self.uses_mtp))
+
+    @property
+    def uses_mtp(self) -> bool:
+        """Whether the model's own MTP layer drafts (`--speculative mtp`)."""
+        return self.speculative == "mtp"
 
     @property
     def draft_model(self) -> str | None:
@@ -308,6 +313,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name, plain in plains.items():
             if (value := getattr(self, name)) != plain:
                 yield f"--{name.replace('_', '-')} {value}"
+        if self.uses_mtp:
+            yield f"--speculative {self.speculative}"
 
 
 # all settings that users may set

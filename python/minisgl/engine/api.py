@@ -116,6 +116,15 @@ class ImageCounts(NamedTuple):
     num_bytes: int = 0  # bytes of their features
 
 
+@runtime_checkable
+class Drafts(Protocol):
+    """An engine whose model may have an MTP layer, which drafts the token after each sequence."""
+
+    def draft_tokens(self, sequences: Sequence[tuple[int, int]]) -> list[int]:
+        """Return the draft tokens after sequences, given as (request id, length), as of the last step; -1 where there
+        is none. Waits for the step in progress."""
+
+
 class ImageRun(Protocol):
     """A slice of the vision tower's run over an image."""
 

@@ -117,6 +117,11 @@ class CpuEngine:
     def adapter_digest(self, number: int) -> bytes:
         return self._digests[number]
 
+    def draft_tokens(self, sequences: Sequence[tuple[int, int]]) -> list[int]:
+        """Return the MTP layer's draft tokens after sequences, given as (request id, length), as of the last step; -1
+        where there is none. Waits for the step in progress."""
+        return self._rust.draft_tokens(sequences)
+
     def export_pages(self, tokens: Int32Array, path: Path) -> None:
         if self._store is None:
             raise ConfigError(f"{path}: exporting pages needs a folder of pages: set cache_dir")

@@ -27,7 +27,7 @@ from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
 from minisgl.engine.sight import described, find_sight, image_fields
 from minisgl.extension import _rust
 from minisgl.models.architectures import find_architecture
-from minisgl.models.config import ModelConfig, computed, load_config, read_config, tensor_names
+from minisgl.models.config import ModelConfig, computed, load_config, read_config, tensor_names, with_mtp
 from minisgl.models.towers import Tower, with_images
 from minisgl.tokenizer.borrowed import text_folder
 from minisgl.utils.progress import Report, counter
@@ -92,7 +92,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         config = msgspec.structs.replace(config, kv_dtype="f32")
     texts = text_folder(config, located.folder, model.vocab_size, say)
     context_len = model.context_len(config.max_seq_len)
-    settings = _settings(config, model, located.source, context_len)
+    settings = _settings(config, with_mtp(model) if config.uses_mtp else model, located.source, context_len)
     if located.tower is not None:
         settings["tower"] = located.tower.settings() | {"table": located.table}
         settings["tower_weights"] = None if dummy else str(located.eyes)
@@ -161,8 +161,9 @@ def _find(config: EngineConfig, say: Report) -> _LocatedModel:
     table = [] if sight.processor is None else sight.processor.table.ravel().tolist()
     heads = NO_HEADS if dummy else read_heads(folder, model.architecture, raw)
     kind = KINDS[heads.score is not None, model.both_ways]
-    if model.left_out and kind == "decoder":
-        say("one token a step: MTP layers, which predict further tokens, are not loaded")
+    if model.left_out and kind == "decoder" and not config.uses_mtp:
+        hint = ": --speculative mtp drafts with the first" if model.num_mtp else ""
+        say(f"one token a step: MTP layers, which predict further tokens, are not loaded{hint}")
     return _LocatedModel(
         source.name, folder, source, model, heads, kind, sight.tower, sight.weights, sight.num_bytes, table
     )

@@ -312,6 +312,11 @@ def _mtp(raw: Raw) -> tuple[str, ...]:
     return tuple(f"{prefix}.{layer}." for layer in range(last, last + more) for prefix in ("model.layers", "blk"))
 
 
+def _mtp_fields(raw: Raw) -> dict[str, Any]:
+    """Return the fields of MTP layers that are like the model's own, with a projection before and a norm after them."""
+    return {"left_out": _mtp(raw), "num_mtp": int(raw.get("num_nextn_predict_layers") or 0)}
+
+
 def _windows(raw: Raw, rule: Window, rotated: tuple[bool, ...] = (), *, every: int = 6) -> tuple[int | None, ...]:
     """Return the sliding window of each layer, None for full attention. `rotated`: if given, layers without RoPE have
     no window unless `layer_types` says so. `every`: default of the pattern's length."""
@@ -750,7 +755,7 @@ def _glm4_moe(raw: Raw) -> dict[str, Any]:
         "out_bias": False,
         "qk_norm": "head" if raw.get("use_qk_norm") else "none",
         "moe": _grouped_moe(raw),
-        "left_out": _mtp(raw),
+        **_mtp_fields(raw),
     }
 
 
@@ -852,7 +857,7 @@ def _latent(raw: Raw) -> dict[str, Any]:
         "attention_scale": scale,
         "num_kv_heads": 1,
         "head_dim": rank + rotated,
-        "left_out": _mtp(raw),
+        **_mtp_fields(raw),
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -118,11 +118,14 @@ class ModelConfig:
     query_growth: QueryGrowth | None = None
     chunked: bool = False  # windows are chunks of the sequence: a token attends to earlier ones of its own chunk
     left_out: tuple[str, ...] = ()
-    """Name prefixes of tensors that are not loaded, such as MTP layers, which predict tokens after the next."""
+    """Name prefixes of tensors that need not be loaded, such as those of MTP layers."""
     rope_axes: tuple[int, ...] = ()
     """Axis (0 time, 1 row, 2 column) whose position counts for each RoPE pair; empty: all are equal."""
     deep_features: int = 0  # number of first layers after which features of images are added (DeepStack)
     patches: Patches | None = None  # of a vision tower, in place of token embeddings
+    num_mtp: int = 0
+    """MTP layers of the checkpoint, after the last layer, which predict tokens after the next."""
+    mtp: bool = False  # the last layer is the first of them; it is loaded to draft
     other_half: tuple[str, ...] = ()
     """Name prefixes of the vision tensors of a GGUF file, which are not loaded."""
 
@@ -255,6 +258,7 @@ NOT_COMPUTED = (
     "dtype",
     "eos_ids",
     "other_half",
+    "num_mtp",
 )
 """Fields of `ModelConfig` that the CPU engine does not read."""
 
@@ -270,6 +274,20 @@ def computed(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "rope_scales": [rope.attention_factor for rope in model.ropes],
         "left_out": (*model.left_out, *model.other_half),
     }
+
+
+def with_mtp(model: ModelConfig) -> ModelConfig:
+    """Return the model with its first MTP layer as one more layer, like the last one. Raises `ConfigError`."""
+    if not model.num_mtp:
+        raise ConfigError(f"--speculative mtp: {model.architecture}: config.json names no MTP layer that is supported")
+    last = model.num_layers
+    by_layer = ("attends", "state_layers", "rotary", "intermediate_sizes")
+    fields: dict[str, Any] = {name: (*(values := getattr(model, name)), values[-1]) for name in by_layer}
+    fields["heads"] = (*model.heads, replace(model.heads[-1], kv_of=last))
+    fields["windows"] = (*model.windows, None)
+    if model.moe is not None:
+        fields["moe"] = replace(model.moe, layers=model.moe.layers | {last})
+    return replace(model, num_layers=last + 1, mtp=True, **fields)
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:

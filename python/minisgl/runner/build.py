@@ -14,11 +14,11 @@ import msgspec
 
 from minisgl.config import ConfigError, EngineConfig, Limits, Unsupported
 from minisgl.distributed import ALONE, Group, GroupError
-from minisgl.engine.api import Engine, EngineInfo
+from minisgl.engine.api import Drafts, Engine, EngineInfo
 from minisgl.engine.choice import choose_engine, may_fall_back
 from minisgl.extension import NEEDS, why_missing
 from minisgl.grammar.compiler import GrammarCompiler
-from minisgl.runner.drafting import DraftModel, check_vocabulary, draft_config
+from minisgl.runner.drafting import DraftModel, MtpDrafts, Proposer, check_vocabulary, draft_config
 from minisgl.runner.step_time import StepTime
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import ChosenScheduler, choose
@@ -48,11 +48,12 @@ def build_engines(
     folder: Path | None = None,
     on_rank_death: Callable[[str], None] | None = None,
     step_timeout: float = Limits().step_timeout,
-) -> tuple[Engine, DraftModel | None]:
-    """Build the engine (see `build_engine`) and the draft model, `None` if the configuration has none. The draft model
-    is loaded first; the engine gets the rest of the memory."""
+) -> tuple[Engine, Proposer | None]:
+    """Build the engine (see `build_engine`) and what drafts for it, `None` if nothing does. A draft model is loaded
+    first; the engine gets the rest of the memory."""
     if config.draft_model is None:
-        return build_engine(config, report, folder=folder, on_rank_death=on_rank_death, step_timeout=step_timeout), None
+        engine = build_engine(config, report, folder=folder, on_rank_death=on_rank_death, step_timeout=step_timeout)
+        return engine, MtpDrafts(engine.draft_tokens) if isinstance(engine, Drafts) and config.uses_mtp else None
     config.check()
     small, own = _build_small(config, report), draft_config(config)
     try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,6 +57,22 @@ class Proposer(Protocol):
         """Return drafts for those sequences for which it has any."""
 
     def close(self) -> None: ...
+
+
+class MtpDrafts:
+    """Drafts of the model's own MTP layer, which the CPU engine runs at the end of each step. `draft_tokens` returns
+    the token after each sequence, given as (request id, length), or -1."""
+
+    def __init__(self, draft_tokens: Callable[[Sequence[tuple[int, int]]], list[int]]) -> None:
+        self._draft_tokens = draft_tokens
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        sequences = [(request.req_id, len(request.tokens)) for request in requests]
+        found = zip(sequences, self._draft_tokens(sequences), strict=True)
+        return [Draft(*sequence, (token,)) for sequence, token in found if token >= 0]
+
+    def close(self) -> None:
+        """Do nothing: the layer belongs to the engine."""
 
 
 class DraftGate:

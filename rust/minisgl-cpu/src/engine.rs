@@ -18,8 +18,9 @@ use crate::adapters::Adapters;
 use crate::error::{Error, Result};
 use crate::images::{Ahead, FIRST_VIRTUAL_ID, ImageCounts, Images, PromptImage, StepImages, no_tower};
 use crate::model::{Decoder, Grid, Memory, Times, Tokens, Tower};
+use crate::mtp::{Drafts, last_rows};
 use crate::pooling::{Heads, Pools};
-use crate::sampling::{Binding, SampleResult, Scratch, Slots, TokenLogprobs, logprobs};
+use crate::sampling::{Binding, SampleResult, Scratch, Slots, TokenLogprobs, argmax, logprobs};
 use crate::states::{FROM_STORE, States};
 use crate::step::{Choices, Embedding, NOT_FINITE, PromptLogprobs, Sampled, Sizes, Step, StepLogprobs};
 use crate::threads::{Counter, Pool};
@@ -49,6 +50,7 @@ pub struct Engine {
     dirty_pages: BTreeSet<usize>, // ids of pages that may hold values that are not finite
     keeper: Option<Keeper>,
     images: Option<Images>,
+    drafts: Option<Drafts>, // if the model's MTP layer is loaded
     /// Slots with rows or loads in a failed step. Until all are freed or bound anew, a step that was planned before the
     /// failure may compute on wiped pages, and nothing is stored.
     lost: Vec<i32>,
@@ -79,6 +81,7 @@ impl Engine {
             dirty_pages: BTreeSet::new(),
             keeper: None,
             images: None,
+            drafts: config.mtp.then(|| Drafts::new(sizes.max_rows + 1)),
             lost: Vec::new(),
             lent: Vec::new(),
             decoder,
@@ -119,6 +122,12 @@ impl Engine {
         if let Some(images) = &mut self.images {
             images.give_up();
         }
+    }
+
+    /// Returns the MTP layer's draft tokens after sequences, given as (request, length), `None` where there is none.
+    pub fn draft_tokens(&mut self, sequences: &[(i64, usize)]) -> Vec<Option<u32>> {
+        let none = || vec![None; sequences.len()];
+        (self.drafts.as_mut()).map_or_else(none, |drafts| drafts.take(sequences))
     }
 
     /// Returns the counts of images, `None` for a model without a vision tower.
@@ -206,10 +215,13 @@ impl Engine {
         done
     }
 
-    /// Returns the logits at each of `tokens`, [tokens, vocabulary], as one prompt with `images`. Overwrites the first
-    /// KV pages.
-    pub fn prompt_logits(&mut self, tokens: &[i32], images: Vec<PromptImage>) -> Result<Vec<f32>> {
+    /// Returns the logits at each of `tokens`, [tokens, vocabulary], as one prompt with `images`; with `mtp` those of the
+    /// MTP layer, for which the token after the last is that token again. Overwrites the first KV pages.
+    pub fn prompt_logits(&mut self, tokens: &[i32], images: Vec<PromptImage>, mtp: bool) -> Result<Vec<f32>> {
         let count = tokens.len();
+        if mtp && self.drafts.is_none() {
+            return Err(Error::step("prompt_logits: no MTP layer is loaded"));
+        }
         if count == 0 || count > self.sizes.max_seq_len.min(self.sizes.num_pages * self.sizes.page_size) {
             return Err(Error::step(format!("prompt_logits: {count} tokens")));
         }
@@ -232,7 +244,11 @@ impl Engine {
             images,
             ..Binding::default()
         };
-        self.step(&step, vec![(self.sizes.max_rows, binding)])?;
+        let measured = |engine: &mut Self, runs| engine.drafts.iter_mut().for_each(|drafts| drafts.measured = runs);
+        measured(self, Some(mtp));
+        let done = self.step(&step, vec![(self.sizes.max_rows, binding)]);
+        measured(self, None);
+        done?;
         let vocabulary = self.decoder.config.vocab_size;
         let mut logits = Vec::with_capacity(count * vocabulary);
         for from in (0..count).step_by(HEAD_CHUNK) {
@@ -274,6 +290,9 @@ impl Engine {
             }
             self.pools.bind(slot, &binding);
             self.adapters.bind(slot, &binding);
+            if let Some(drafts) = &mut self.drafts {
+                drafts.bind(slot, &binding);
+            }
             if let Some(keeper) = &mut self.keeper {
                 keeper.bind(slot, &binding.tokens, &binding.space, binding.staged.take());
             }
@@ -537,35 +556,23 @@ impl Engine {
 
     /// Runs the forward pass and sampling of `step`. `types`: token type id of each token (BERT); empty if all are 0.
     fn run(&mut self, step: &Step, ids: &[u32], types: &[u32]) -> Result<Sampled> {
-        let unsigned = |values: &[i32]| values.iter().map(|value| *value as u32).collect::<Vec<u32>>();
-        let (positions, locations) = (unsigned(&step.positions), unsigned(&step.out_loc));
-        let (seq_lens, slots) = (unsigned(&step.seq_lens), unsigned(&step.req_slots));
-        let mut starts = vec![0_u32];
-        for count in &step.extend_lens {
-            starts.push(starts[starts.len() - 1] + *count as u32);
-        }
+        let arrays = Arrays::new(step);
+        let starts = &arrays.starts;
         let seen = (self.images.as_ref()).map_or_else(StepImages::default, |images| images.for_step(step));
-        let rows = Rows {
-            seq_lens: &seq_lens,
-            qo_indptr: &starts,
-            table: &self.page_table,
-            columns: self.columns,
-            slots: &slots,
-            ends: &seen.ends,
-        };
+        let rows = arrays.rows((&self.page_table, self.columns), &seen.ends);
         let saves = match &mut self.states {
             Some(states) => states.begin(step),
             None => Vec::new(),
         };
-        let runs = self.adapters.runs(step, &starts)?;
+        let runs = self.adapters.runs(step, starts)?;
         let tokens = Tokens {
             runs: &runs,
             types,
             states: self.states.as_ref().map(|states| states.for_step(&saves)),
             ids,
-            positions: &positions,
-            slots: &locations,
-            decode: starts[step.num_decode_rows.min(seq_lens.len())] as usize,
+            positions: &arrays.positions,
+            slots: &arrays.locations,
+            decode: arrays.decode(step),
             features: &seen.features,
             axes: &seen.axes,
             image: None,
@@ -582,13 +589,13 @@ impl Engine {
         let not_finite = self
             .decoder
             .forward(&mut self.pool, &mut self.memory, &self.kv, &rows, tokens)?;
-        let failed = self.mark_dirty(step, &starts, &not_finite);
+        let failed = self.mark_dirty(step, starts, &not_finite);
         let blind = self.images.as_ref().map_or(&[][..], Images::failed).to_vec();
-        let prompts = self.prompt_logprobs(step, &starts, &failed)?;
+        let prompts = self.prompt_logprobs(step, starts, &failed)?;
         let mut sampled = Sampled {
             tokens: vec![-1; step.req_slots.len()],
             prompts,
-            embeddings: self.embeddings(step, &starts, &failed),
+            embeddings: self.embeddings(step, starts, &failed),
             ..Sampled::default()
         };
         for row in &failed {
@@ -610,7 +617,48 @@ impl Engine {
                 })?;
             self.sample(step, &sample_rows, &mut sampled)?;
         }
+        let (runs, drafts) = (self.drafts.as_mut()).map_or((false, false), |drafts| drafts.begin(step));
+        if runs {
+            self.run_mtp(step, ids, &sampled.tokens, drafts)?;
+        }
         Ok(sampled)
+    }
+
+    /// Runs the MTP layer over the tokens of `step`, after its tokens are `sampled`. `drafts`: computes draft tokens.
+    fn run_mtp(&mut self, step: &Step, ids: &[u32], sampled: &[i32], drafts: bool) -> Result<()> {
+        let Some(store) = &mut self.drafts else { return Ok(()) };
+        let arrays = Arrays::new(step);
+        let next = store.next_ids(step, ids, &arrays.starts, sampled);
+        let tokens = Tokens {
+            runs: &[],
+            types: &[],
+            states: None,
+            ids: &next,
+            positions: &arrays.positions,
+            slots: &arrays.locations,
+            decode: arrays.decode(step),
+            features: &[],
+            axes: &[],
+            image: None,
+        };
+        let rows = arrays.rows((&self.page_table, self.columns), &[]);
+        let (pool, memory) = (&mut self.pool, &mut self.memory);
+        let not_finite = self.decoder.forward_mtp(pool, memory, &self.kv, &rows, tokens)?;
+        let mut rows = last_rows(step, ids, &arrays.starts, sampled);
+        let failed = self.mark_dirty(step, &arrays.starts, &not_finite);
+        rows.retain(|row| drafts && !failed.contains(row));
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let last: Vec<usize> = rows.iter().map(|row| arrays.starts[row + 1] as usize - 1).collect();
+        self.decoder
+            .logits(&mut self.pool, &mut self.memory, &last, &mut self.logits, &|| ())?;
+        let vocabulary = self.decoder.config.vocab_size;
+        let best = self.logits.rows(rows.len()).map(|row| argmax(&row[..vocabulary], 0).id);
+        if let Some(store) = &mut self.drafts {
+            store.add(step, &rows, best);
+        }
+        Ok(())
     }
 
     /// Returns the rows of the tokens `not_finite`, and marks their pages to be wiped before reuse.
@@ -736,6 +784,49 @@ impl Engine {
             .into_iter()
             .map(|cell| cell.into_inner().unwrap_or_else(|e| e.into_inner()))
             .collect())
+    }
+}
+
+/// Arrays of a step as the forward pass reads them.
+struct Arrays {
+    positions: Vec<u32>,
+    locations: Vec<u32>,
+    seq_lens: Vec<u32>,
+    slots: Vec<u32>,
+    /// First token of each row, and the end.
+    starts: Vec<u32>,
+}
+
+impl Arrays {
+    fn new(step: &Step) -> Self {
+        let unsigned = |values: &[i32]| values.iter().map(|value| *value as u32).collect::<Vec<u32>>();
+        let mut starts = vec![0_u32];
+        for count in &step.extend_lens {
+            starts.push(starts[starts.len() - 1] + *count as u32);
+        }
+        Self {
+            positions: unsigned(&step.positions),
+            locations: unsigned(&step.out_loc),
+            seq_lens: unsigned(&step.seq_lens),
+            slots: unsigned(&step.req_slots),
+            starts,
+        }
+    }
+
+    /// Returns the number of decode tokens.
+    fn decode(&self, step: &Step) -> usize {
+        self.starts[step.num_decode_rows.min(self.slots.len())] as usize
+    }
+
+    fn rows<'a>(&'a self, (table, columns): (&'a [u32], usize), ends: &'a [u32]) -> Rows<'a> {
+        Rows {
+            seq_lens: &self.seq_lens,
+            qo_indptr: &self.starts,
+            table,
+            columns,
+            slots: &self.slots,
+            ends,
+        }
     }
 }
 

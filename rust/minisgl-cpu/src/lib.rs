@@ -21,6 +21,7 @@ mod images;
 pub mod limits;
 pub mod load;
 pub mod model;
+mod mtp;
 mod openmp;
 mod pooling;
 pub mod sampling;

@@ -327,18 +327,26 @@ impl CpuEngine {
         Ok(counts.map(|counts| (counts.runs, counts.hits, counts.images, counts.bytes)))
     }
 
+    /// Returns the MTP layer's draft tokens after sequences, given as (request, length); -1 where there is none.
+    fn draft_tokens(&self, py: Python<'_>, sequences: Vec<(i64, usize)>) -> PyResult<Vec<i64>> {
+        let tokens = py.detach(|| self.with(|engine| engine.draft_tokens(&sequences)))?;
+        Ok(tokens.into_iter().map(|token| token.map_or(-1, i64::from)).collect())
+    }
+
     /// Returns the logits at each of `tokens`, as bytes of float32 [tokens, vocabulary]; `images` are those of the
-    /// prompt. For measurements without live requests: it overwrites the first pages of the KV pool.
-    #[pyo3(signature = (tokens, images=None))]
+    /// prompt. `mtp`: the logits are those of the MTP layer. For measurements without live requests: it overwrites the
+    /// first pages of the KV pool.
+    #[pyo3(signature = (tokens, images=None, mtp=false))]
     fn prompt_logits<'py>(
         &self,
         py: Python<'py>,
         tokens: Int32s<'py>,
         images: Option<Bound<'py, PyAny>>,
+        mtp: bool,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let tokens = tokens.as_slice().to_vec();
         let images = images.as_ref().map(images_from_python).transpose()?.unwrap_or_default();
-        let result = py.detach(|| self.with(|engine| engine.prompt_logits(&tokens, images)))?;
+        let result = py.detach(|| self.with(|engine| engine.prompt_logits(&tokens, images, mtp)))?;
         let logits = checked(result)?;
         PyBytes::new_with(py, 4 * logits.len(), |bytes| {
             for (to, number) in bytes.chunks_exact_mut(4).zip(logits) {

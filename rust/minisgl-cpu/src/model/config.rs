@@ -80,6 +80,8 @@ pub struct ModelConfig {
     pub(crate) deep_features: usize,
     #[serde(default)]
     pub(crate) patches: Option<Patches>,
+    #[serde(default)]
+    pub(crate) mtp: bool,
 }
 
 /// Input of a vision tower: patches of an image in place of tokens.
@@ -418,16 +420,17 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the largest intermediate size of the dense MLPs, shared experts and low-rank parts.
+    /// Returns the largest intermediate size of the dense MLPs, shared experts, low-rank parts and the MTP layer's input.
     pub fn max_inner(&self) -> usize {
         let shared = self.moe.as_ref().map_or(0, |moe| moe.shared_size);
         let per_layer = self.per_layer.map_or(0, |per_layer| per_layer.size);
         let rank = self.streams.map_or(0, |streams| streams.rank);
         let pixels = self.patches.as_ref().map_or(0, Patches::values);
+        let joined = if self.mtp { 2 * self.hidden_size } else { 0 };
         self.intermediate_sizes
             .iter()
             .copied()
-            .fold(shared.max(per_layer).max(rank).max(pixels), usize::max)
+            .fold(shared.max(per_layer).max(rank).max(pixels).max(joined), usize::max)
     }
 
     /// Returns the gates' sparsity threshold in standard deviations above their mean, `None` to keep all gates.

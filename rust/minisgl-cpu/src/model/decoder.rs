@@ -42,6 +42,8 @@ pub struct Memory {
     last_rows: usize,
     counters: [Counter; 2],
     times: Option<Mutex<Times>>,
+    /// True if the hidden states are those of the MTP layer.
+    of_mtp: bool,
 }
 
 impl Decoder {
@@ -68,6 +70,7 @@ impl Decoder {
             last_rows: 0,
             counters: Default::default(),
             times: timed.then(|| Mutex::new(Times::default())),
+            of_mtp: false,
             attention,
             buffers,
         })
@@ -84,12 +87,29 @@ impl Decoder {
         tokens: Tokens<'_>,
     ) -> Result<Vec<usize>> {
         self.begin(memory, rows, tokens.ids.len())?;
-        self.forward_part(pool, (memory, kv), rows, tokens, 0..self.weights.operations().count())
+        self.forward_part(pool, (memory, kv), rows, tokens, 0..self.weights.forward_len())
+    }
+
+    /// Runs the MTP layer over the hidden states that `forward` left for the same `rows`, and replaces them. `tokens`
+    /// has the id of the next token in place of each. Returns what `forward` returns.
+    pub fn forward_mtp(
+        &self,
+        pool: &mut Pool,
+        memory: &mut Memory,
+        kv: &KvPool,
+        rows: &Rows<'_>,
+        tokens: Tokens<'_>,
+    ) -> Result<Vec<usize>> {
+        self.begin(memory, rows, tokens.ids.len())?;
+        memory.of_mtp = true;
+        let operations = self.weights.forward_len()..self.weights.operations().count();
+        self.forward_part(pool, (memory, kv), rows, tokens, operations)
     }
 
     /// Begins a forward pass of `count` tokens, grouped in `rows`.
     pub(super) fn begin(&self, memory: &mut Memory, rows: &Rows<'_>, count: usize) -> Result<()> {
         memory.buffers.begin(count);
+        memory.of_mtp = false;
         memory.attention.build(rows)
     }
 
@@ -154,7 +174,7 @@ impl Decoder {
         }
     }
 
-    /// Computes the logits of `tokens` (indices in the last forward pass) into the rows of `out`. Each thread first
+    /// Computes the logits of `tokens` (indices in the last forward pass, or the MTP layer's) into the rows of `out`. Each thread first
     /// calls `beside` (such as filling grammar masks); the small work items of the matmul balance its load.
     pub fn logits(
         &self,
@@ -179,12 +199,14 @@ impl Decoder {
             .writer_as(tokens.len(), config.hidden_size, self.mode.with(head));
         let groups = Groups::new(head, pool.threads());
         let (memory, out) = (&*memory, &*out);
+        let mtp = self.weights.mtp.as_ref().filter(|_| memory.of_mtp);
+        let norm = mtp.map(|mtp| &mtp.norm).or(self.weights.norm.as_ref());
         pool.run(&|_, barrier| {
             while let Some(row) = memory.counters[0].claim(tokens.len()) {
                 let (mut x, normed) = (memory.buffers.x.at(tokens[row], 0), memory.last.at(row, 0));
                 // SAFETY: each row is claimed once; the forward pass that wrote `x` has ended.
                 unsafe {
-                    if let Some(norm) = &self.weights.norm {
+                    if let Some(norm) = norm {
                         norm.apply(&kernels, x, (0, config.hidden_size), normed);
                         x = normed;
                     }

@@ -14,6 +14,7 @@ use std::time::Instant;
 use minisgl_kernels::attention::Scratch;
 
 use crate::model::buffers::{COUNTERS, ThreadBuffers};
+use crate::model::held::Norm;
 use crate::model::operation::{Angles, Embed, Operation, SumPerLayer};
 use crate::model::worker::{Forward, ITEM_TOKENS, Times, Worker, each};
 use crate::threads::Barrier;
@@ -106,6 +107,7 @@ impl Worker<'_, '_> {
             Operation::AddLaurel => self.add_laurel(),
             Operation::Correct(mixing) => self.correct(mixing),
             Operation::SumStreams(stream, count) => self.sum_streams(*stream, *count),
+            Operation::JoinNext(embedding, hidden) => self.join_next(embedding, hidden),
             Operation::Check => self.check(),
         }
     }
@@ -173,6 +175,29 @@ impl Worker<'_, '_> {
                 for (number, embedding) in part.iter_mut().zip(embedding) {
                     *number = (*number + embedding * of_id) * std::f32::consts::FRAC_1_SQRT_2;
                 }
+            }
+        });
+        self.barrier.wait();
+    }
+
+    /// Writes the input of the MTP layer: each token's normalized embedding and hidden state. Ids are those of the next
+    /// tokens.
+    fn join_next(&mut self, embedding: &Norm, hidden: &Norm) {
+        let (shared, size) = (self.shared, self.shared.hidden);
+        let (table, scale) = shared.weights.embedding();
+        let own = self.own.row.at(0, 0);
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
+            let id = (shared.tokens.ids[token] as usize).min(table.n() - 1);
+            let out = &shared.buffers.inner;
+            // SAFETY: `own` is this thread's, and as wide as a hidden state; the row of `out` is this thread's work
+            // item, and twice as wide; hidden states were written before a barrier.
+            unsafe {
+                let row = std::slice::from_raw_parts_mut(own, size);
+                table.row(id, row);
+                row.iter_mut().for_each(|number| *number *= scale);
+                embedding.apply(&shared.kernels, own, (0, size), out.at(token, 0));
+                let last = shared.normed(shared.weights.norm.as_ref(), token, own);
+                hidden.apply(&shared.kernels, last, (0, size), out.at(token, size));
             }
         });
         self.barrier.wait();

@@ -17,7 +17,7 @@ use crate::model::names::{At, Part};
 use crate::model::operation::{Angles, Embed, Operation, PatchEmbed, Project, Rows};
 use crate::model::pieces::{load_norm, pack, padded};
 use crate::model::tensors::{ModelTensor, Tensors};
-use crate::model::weights::Weights;
+use crate::model::weights::{Mtp, Weights};
 use crate::threads::{Counter, Pool};
 use crate::weights::{Packer, Packing};
 
@@ -47,6 +47,10 @@ impl Weights {
             operations.extend((layer < config.deep_features).then_some(Operation::AddFeatures(layer)));
         }
         after.push(Operation::Check);
+        let mtp = config
+            .mtp
+            .then(|| load_mtp(tensors, config, layers.pop()))
+            .transpose()?;
         let norm = config
             .last_norm
             .then(|| load_global_norm(tensors, config, Part::Norm))
@@ -67,6 +71,7 @@ impl Weights {
             before,
             layers,
             after,
+            mtp,
             norm,
             head,
             head_bias: head_bias.map(padded),
@@ -104,7 +109,8 @@ fn load_parts(
             packing,
             layer,
         };
-        let loaded = loader.load()?;
+        let is_mtp = config.mtp && layer + 1 == config.num_layers;
+        let loaded = if is_mtp { loader.load_mtp()? } else { loader.load()? };
         *lock(&layers[layer]) = Some(loaded);
         Ok(())
     };
@@ -259,6 +265,18 @@ fn no_head() -> Matrix {
 /// Loads a norm that belongs to no layer.
 fn load_global_norm(tensors: &Tensors, config: &ModelConfig, part: Part) -> Result<Norm> {
     load_norm(tensors, config, part, At::default(), config.hidden_size)
+}
+
+/// Returns the MTP layer, of `operations` that are loaded already.
+fn load_mtp(tensors: &Tensors, config: &ModelConfig, operations: Option<Vec<Operation>>) -> Result<Mtp> {
+    let at = At {
+        layer: config.num_layers - 1,
+        ..At::default()
+    };
+    Ok(Mtp {
+        operations: operations.unwrap_or_default(),
+        norm: load_norm(tensors, config, Part::MtpNorm, at, config.hidden_size)?,
+    })
 }
 
 fn load_distances(tensors: &Tensors, heads: usize, kind: &ByDistance) -> Result<Distances> {

@@ -72,6 +72,14 @@ pub enum Part {
     Norm,
     /// LM head: hidden states to logits.
     Head,
+    /// Norm of the next token's embedding (MTP).
+    MtpEmbeddingNorm,
+    /// Norm of the model's hidden states (MTP).
+    MtpHiddenNorm,
+    /// Projection of both, side by side, to the hidden states of the MTP layer.
+    MtpIn,
+    /// Norm of the MTP layer's output, before the LM head.
+    MtpNorm,
     /// Norm before attention.
     AttentionNorm,
     /// Norm after attention.

@@ -103,6 +103,8 @@ pub enum Operation {
     Correct(Arc<Mixing>),
     /// Scaling of a stream to the RMS of the first, and its addition to the sum: stream index, stream count.
     SumStreams(usize, usize),
+    /// Input of the MTP layer: norms of the next token's embedding and of the last layer's normalized hidden states.
+    JoinNext(Norm, Norm),
     /// Check that all hidden states are finite.
     Check,
 }

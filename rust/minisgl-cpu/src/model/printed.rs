@@ -88,6 +88,9 @@ impl Display for Operation {
             }
             Self::Add(add) => write!(f, "add          {}", add.describe("aside")),
             Self::Norm(_) => f.write_str("norm         hidden = norm(hidden)"),
+            Self::JoinNext(..) => {
+                f.write_str("join         inner = norm(embedding of the next token), norm(norm(hidden))")
+            }
             Self::SumPerLayer(sum) => {
                 let table = Sizes(&sum.embedding);
                 write!(f, "per layer    perlayer = norm(perlayer) + rows of {table}")

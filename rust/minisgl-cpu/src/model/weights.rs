@@ -15,6 +15,8 @@ pub struct Weights {
     pub layers: Vec<Vec<Operation>>,
     /// Operations after the layers.
     pub after: Vec<Operation>,
+    /// MTP layer, which runs after the forward pass.
+    pub mtp: Option<Mtp>,
     /// Final norm.
     pub norm: Option<Norm>,
     /// LM head, [vocabulary, hidden]; also the token embedding if that has no table of its own.
@@ -25,11 +27,34 @@ pub struct Weights {
     pub distances: Option<Distances>,
 }
 
+/// Layer that predicts the token after the next (multi-token prediction). It shares the embedding and the LM head.
+pub struct Mtp {
+    /// Operations from the hidden states of the forward pass to those of this layer.
+    pub operations: Vec<Operation>,
+    /// Norm before the LM head.
+    pub norm: Norm,
+}
+
 impl Weights {
-    /// Returns all operations of a forward pass, in order.
+    /// Returns all operations, in order: of a forward pass, then of the MTP layer.
     pub fn operations(&self) -> impl Iterator<Item = &Operation> {
         let layers = self.layers.iter().flatten();
-        self.before.iter().chain(layers).chain(&self.after)
+        let mtp = self.mtp.iter().flat_map(|mtp| &mtp.operations);
+        self.before.iter().chain(layers).chain(&self.after).chain(mtp)
+    }
+
+    /// Returns the number of operations of a forward pass; those of the MTP layer follow.
+    pub fn forward_len(&self) -> usize {
+        self.operations().count() - self.mtp.as_ref().map_or(0, |mtp| mtp.operations.len())
+    }
+
+    /// Returns the embedding table of token ids, and the scale of embeddings.
+    pub fn embedding(&self) -> (&Matrix, f32) {
+        let embed = self.before.iter().find_map(|one| match one {
+            Operation::Embed(embed) => Some((embed.table.as_ref().unwrap_or(&self.head), embed.scale)),
+            _ => None,
+        });
+        embed.unwrap_or((&self.head, 1.0))
     }
 
     /// Returns the bytes of all matrices.

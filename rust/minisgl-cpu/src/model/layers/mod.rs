@@ -53,6 +53,7 @@ pub fn check(config: &ModelConfig) -> Result<()> {
         ));
     }
     check_images(config)?;
+    check_mtp(config)?;
     attention::check(config)?;
     mixers::check(config)?;
     mlp::check(config)?;
@@ -85,6 +86,20 @@ fn check_images(config: &ModelConfig) -> Result<()> {
     if !patches.taps.is_sorted_by(|one, next| one < next) || patches.taps.iter().any(|tap| *tap >= config.num_layers) {
         let why = "must be ascending layers of the tower";
         return Err(unsupported("deepstack_visual_indexes", patches.taps.len(), why));
+    }
+    Ok(())
+}
+
+/// Rejects an MTP layer in models whose layers it cannot continue.
+fn check_mtp(config: &ModelConfig) -> Result<()> {
+    let others = config.streams.is_some() || config.per_layer.is_some() || config.patches.is_some();
+    let plain = !others && config.state.is_none() && !config.both_ways && config.rope_axes.is_empty();
+    let last = config.num_layers - 1;
+    let own = config.attends[last] && config.heads[last].kv_of == last;
+    if config.mtp && !(plain && own && last > 0) {
+        return Err(Error::unsupported(
+            "config.json: an MTP layer is not supported in such a model",
+        ));
     }
     Ok(())
 }
@@ -172,6 +187,19 @@ impl Loader<'_> {
         Ok([around, first, between, second, end, per_layer.unwrap_or_default()]
             .into_iter()
             .flatten()
+            .collect())
+    }
+
+    /// Loads an MTP layer: a layer whose input is projected from the next token's embedding and the hidden states.
+    pub fn load_mtp(&self) -> Result<Vec<Operation>> {
+        let size = self.config.hidden_size;
+        let join = Operation::JoinNext(self.norm(Part::MtpEmbeddingNorm)?, self.norm(Part::MtpHiddenNorm)?);
+        let project = self.product(Part::MtpIn, [size, 2 * size], false, Rows::Inner)?;
+        let input = [join, Operation::Project(project)];
+        Ok(input
+            .into_iter()
+            .chain(self.load()?)
+            .chain([Operation::Check])
             .collect())
     }
 
