@@ -1,8 +1,10 @@
-"""The model's own MTP layer (multi-token prediction) on the CPU engine: its logits and drafts against transformers', and
-the same texts with it and without."""
+"""The model's MTP layer (multi-token prediction) on the CPU engine: logits and drafts against transformers', and the same
+texts with it and without."""
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine import cpu_loading
 from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.message import LoadAdapter
 from minisgl.runner.build import build_engines
 from minisgl.runner.drafting import DraftRequest, MtpDrafts
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Draft
+from tests.helpers.adapters import TinyAdapter
 from tests.helpers.engines import NEEDS_CPU, Collector, TimedRequest, greedy, load
 from tests.helpers.models import LOGITS_WITHIN, TIE_WITHIN, save, tiny_model
-from tests.helpers.mtp import MTP_VARIANTS, mtp_folder, mtp_logits
+from tests.helpers.mtp import GGUF_CONFIG, MTP_VARIANTS, mtp_folder, mtp_logits, write_mtp_gguf
 
 pytestmark = [pytest.mark.any_cpu, NEEDS_CPU]
 
@@ -100,6 +105,17 @@ def test_logits_of_the_layer_equal_transformers(made: tuple[Any, Any, Path]) -> 
     torch.testing.assert_close(torch.from_numpy(own.reshape(plain.shape).copy()), plain, rtol=0, atol=LOGITS_WITHIN)
 
 
+def test_a_gguf_file_has_the_same_layer(tmp_path: Path) -> None:
+    model, mtp, folder = mtp_folder("glm4-moe", tmp_path, **GGUF_CONFIG)
+    file = write_mtp_gguf(model, load_file(folder / "model.safetensors"), tmp_path / "model.gguf")
+    engine, _ = load("cpu", file, speculative="mtp")
+    assert isinstance(engine, CpuEngine)
+    found = np.frombuffer(engine.rust.prompt_logits(np.array(IDS, np.int32), None, True), np.float32)
+    engine.close()
+    ours = torch.from_numpy(found.reshape(len(IDS), -1)[:-1].copy())
+    torch.testing.assert_close(ours, mtp_logits(model, mtp, IDS), rtol=0, atol=LOGITS_WITHIN)
+
+
 @pytest.mark.parametrize("chunk", [2048, 16])
 def test_drafts_equal_transformers_after_each_step(made: tuple[Any, Any, Path], chunk: int) -> None:
     """Of prompts in one part and in several; the second time prefixes are found, and drafts of the cache accepted."""
@@ -121,7 +137,15 @@ def test_drafts_equal_transformers_after_each_step(made: tuple[Any, Any, Path], 
     assert accepted > 10 and num_drafts > 60
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_prefill_length": 16}, {"kv_dtype": "q8"}, {"overlap": False}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_prefill_length": 16},
+        {"kv_dtype": "q8", "quantization": "q8", "activations": "int8"},
+        {"overlap": False},
+    ],
+)
 def test_answers_have_the_same_bits_with_drafts_and_without(
     made: tuple[Any, Any, Path], settings: dict[str, Any]
 ) -> None:
@@ -197,6 +221,60 @@ def test_the_layer_rests_while_nobody_asks(made: tuple[Any, Any, Path]) -> None:
             num_drafts.append(engine.draft_tokens([(0, 9 + len(run.tokens[0]))])[0] >= 0)
     run.close()
     assert num_drafts[:4] == [False, True, True, True]
+
+
+def test_an_overflow_in_the_layer_costs_drafts_only(made: tuple[Any, Any, Path], tmp_path: Path) -> None:
+    """Its keys and values are not finite then; other sequences use their pages later."""
+    folder = tmp_path / "huge"
+    shutil.copytree(made[2], folder)
+    stored = load_file(folder / "model.safetensors")
+    stored["model.layers.3.eh_proj.weight"][:] = 3e38
+    save_file(stored, folder / "model.safetensors")
+    found = []
+    for mtp in (False, True):
+        run, watched = collector(folder, mtp=mtp, num_pages=60)
+        run.run(requests())
+        run.run({10 + i: request for i, request in requests().items()})
+        run.close()
+        found.append((run.tokens, run.logprobs, run.reasons))
+    assert found[0] == found[1]
+    assert watched is not None and watched.num_asked > 0 and not watched.drafts
+
+
+def test_rows_with_adapters_have_the_same_bits(tmp_path: Path) -> None:
+    model, _, folder = mtp_folder("glm4-moe", tmp_path / "model", **NO_END)
+    path, found = TinyAdapter(model, 1, targets=("q_proj", "v_proj")).save(tmp_path / "adapter"), []
+    for mtp in (False, True):
+        run, watched = collector(folder, mtp=mtp)
+        run.loop.step([LoadAdapter(1, "a", str(path))])
+        assert run.adapters == {1: "loaded"}, run.reasons_of_adapters
+        asked = requests()
+        run.run({i: (prompt, msgspec.structs.replace(one, adapter=i % 2)) for i, (prompt, one) in asked.items()})
+        run.close()
+        found.append((run.tokens, run.logprobs))
+    assert found[0] == found[1]
+    assert watched is not None and watched.drafts
+
+
+def test_the_weights_cache_has_the_layer(
+    made: tuple[Any, Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start with the layer adds it to the file of one without."""
+    monkeypatch.setenv("MINISGL_CACHE", str(tmp_path))
+    monkeypatch.setattr(cpu_loading, "MIN_CACHED_BYTES", 0)
+    mapped, found = [], []
+    for speculative in (None, "mtp", "mtp"):
+        engine, _ = load("cpu", made[2], speculative=speculative, weights_cache=2**30, num_pages=30)
+        assert isinstance(engine, CpuEngine)
+        mapped.append(engine.rust.about()["mapped"])
+        for thread in threading.enumerate():
+            if thread.name == "weights-cache":
+                thread.join()
+        if speculative:
+            found.append(engine.rust.prompt_logits(np.array(IDS, np.int32), None, True))
+        engine.close()
+    assert mapped == [False, False, True]
+    assert found[0] == found[1]
 
 
 def test_other_engines_and_models_are_refused_by_name(made: tuple[Any, Any, Path], tmp_path: Path) -> None:

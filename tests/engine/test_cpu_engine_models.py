@@ -176,7 +176,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     file = save(reference, tmp_path) / "model.safetensors"
     save_file({**load_file(file), "model.layers.3.eh_proj.weight": torch.zeros(2, 2)}, file)
     assert_alike(load(tmp_path, said, kv_dtype="f32"), reference)
-    assert "one token a step: MTP layers, which predict further tokens, are not loaded" in said
+    assert any(line.startswith("one token a step: MTP layers, which predict further tokens,") for line in said)
 
 
 def test_pages_hold_latents_once_for_all_heads(tmp_path: Path) -> None:

@@ -6,21 +6,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.helpers.gguf import TOKENS, finish
 from tests.helpers.models import randomised, save, tiny_model
 
 MTP_VARIANTS = ("glm4-moe", "deepseek3-yarn")
+GGUF_CONFIG: dict[str, Any] = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+    "vocab_size": len(TOKENS),
+}
+"""Settings of a model that `write_mtp_gguf` can store."""
 
 
 def mtp_model(model: Any) -> Any:
-    """Return a random MTP layer for a model; skips the test where transformers has none."""
-    modeling = pytest.importorskip("transformers.modeling_layers")
-    if not hasattr(modeling, "MtpModel"):
-        pytest.skip("this release of transformers has no MtpModel")
-    mtp = randomised(modeling.MtpModel(model, 1))
+    """Return a random MTP layer for a model."""
+    from transformers.modeling_layers import MtpModel
+
+    mtp = randomised(MtpModel(model, 1))
     with torch.no_grad():
         for name, parameter in mtp.named_parameters():
             if ".experts." in name or name.endswith("mlp.gate.weight"):  # transformers leaves them as they are
@@ -61,7 +69,56 @@ def mtp_logits(model: Any, mtp: Any, ids: Sequence[int]) -> torch.Tensor:
 
 
 def mtp_folder(variant: str, folder: Path, **changes: Any) -> tuple[Any, Any, Path]:
-    """Return a tiny model, its MTP layer, and a folder with both."""
+    """Return a tiny model, its MTP layer, and a folder with both; skips the test where transformers has none."""
+    if not hasattr(pytest.importorskip("transformers.modeling_layers"), "MtpModel"):
+        pytest.skip(f"transformers {transformers.__version__} has no MtpModel")
     model = tiny_model(variant, **changes)
     mtp = mtp_model(model)
     return model, mtp, save_mtp(model, mtp, folder)
+
+
+def write_mtp_gguf(model: Any, stored: dict[str, torch.Tensor], file: Path) -> Path:
+    """Write the tensors of a Glm4Moe checkpoint with an MTP layer as llama.cpp's converter does, by gguf-py's names."""
+    config, layers = model.config, model.config.num_hidden_layers + 1
+    writer = gguf.GGUFWriter(file, "glm4moe")
+    writer.add_block_count(layers)
+    writer.add_nextn_predict_layers(1)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim // 2)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([1] * len(TOKENS))
+    writer.add_token_merges(["Ġ 4", "4 2"])
+    writer.add_eos_token_id(len(TOKENS) - 1)
+    names, experts = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GLM4_MOE, layers), dict[str, list[Any]]()
+    for name, value in stored.items():
+        if ".experts." in name:
+            layer, part = name.split(".")[2], name.split(".")[6].removesuffix("_proj")
+            experts.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", []).append(
+                (int(name.split(".")[5]), value.numpy())
+            )
+        else:
+            own = name.replace("e_score_correction_bias", "e_score_correction.bias")
+            writer.add_tensor(names.get_name(own, (".weight", ".bias")), value.numpy())
+    for name, matrices in experts.items():
+        writer.add_tensor(name, np.stack([matrix for _, matrix in sorted(matrices, key=lambda one: one[0])]))
+    return finish(writer, file)

@@ -360,7 +360,7 @@ STEPS = (
     setting(
         "--speculative",
         metavar="ngram:K|model:FILE[:K]|mtp",
-        help="draft up to K tokens by n-grams or a small model (K: 4), or one by the model's own MTP layer; answers stay "
+        help="draft up to K tokens by n-grams or a small model (K: 4), or one by the model's MTP layer; answers stay "
         "the same (default: none)",
     ),
     setting(
