@@ -18,11 +18,13 @@ from safetensors.torch import load_file, save_file
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine import cpu_loading
 from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.llm import LLM
 from minisgl.message import LoadAdapter
 from minisgl.runner.build import build_engines
 from minisgl.runner.drafting import DraftRequest, MtpDrafts
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Draft
+from minisgl.tokenizer.echo import echo_json
 from tests.helpers.adapters import TinyAdapter
 from tests.helpers.engines import NEEDS_CPU, Collector, TimedRequest, greedy, load
 from tests.helpers.models import LOGITS_WITHIN, TIE_WITHIN, save, tiny_model
@@ -118,7 +120,7 @@ def test_a_gguf_file_has_the_same_layer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chunk", [2048, 16])
 def test_drafts_equal_transformers_after_each_step(made: tuple[Any, Any, Path], chunk: int) -> None:
-    """Of prompts in one part and in several; the second time prefixes are found, and drafts of the cache accepted."""
+    """Prompts come in one part and in several; the second time prefixes are found, and drafts of the cache accepted."""
     model, mtp, folder = made
     run, _ = collector(folder, mtp=True, overlap=False, max_prefill_length=chunk)
     prompts, num_drafts = {i: IDS[i : i + 20 + 9 * i] for i in range(3)}, 0
@@ -149,7 +151,7 @@ def test_drafts_equal_transformers_after_each_step(made: tuple[Any, Any, Path], 
 def test_answers_have_the_same_bits_with_drafts_and_without(
     made: tuple[Any, Any, Path], settings: dict[str, Any]
 ) -> None:
-    """Twice: the second time their prompts are in the prefix cache."""
+    """The requests run twice: the second time their prompts are in the prefix cache."""
     found = []
     for mtp in (False, True):
         run, _ = collector(made[2], mtp=mtp, **settings)
@@ -210,7 +212,7 @@ def test_a_random_head_rests(made: tuple[Any, Any, Path]) -> None:
 
 
 def test_the_layer_rests_while_nobody_asks(made: tuple[Any, Any, Path]) -> None:
-    """After 16 steps without prompts; a question ends the rest with the next step."""
+    """The rest begins after 16 steps without prompts; a question ends it with the next step."""
     run, _ = collector(made[2], mtp=True, overlap=False)
     engine, num_drafts = run.engine, []
     run.loop.guesses = None
@@ -224,7 +226,7 @@ def test_the_layer_rests_while_nobody_asks(made: tuple[Any, Any, Path]) -> None:
 
 
 def test_an_overflow_in_the_layer_costs_drafts_only(made: tuple[Any, Any, Path], tmp_path: Path) -> None:
-    """Its keys and values are not finite then; other sequences use their pages later."""
+    """Keys and values of the layer are not finite then; other sequences use their pages later."""
     folder = tmp_path / "huge"
     shutil.copytree(made[2], folder)
     stored = load_file(folder / "model.safetensors")
@@ -275,6 +277,21 @@ def test_the_weights_cache_has_the_layer(
         engine.close()
     assert mapped == [False, False, True]
     assert found[0] == found[1]
+
+
+def test_llm_drafts_and_stored_pages_have_the_layer(tmp_path: Path) -> None:
+    """The last `LLM` finds the pages of the one before on disk."""
+    _, _, folder = mtp_folder("glm4-moe", tmp_path / "model", vocab_size=258, max_position_embeddings=512)
+    (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
+    params, prompt, found = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True), IDS[:70], []
+    for speculative in (None, "mtp", "mtp"):
+        settings: dict[str, Any] = {"cache_dir": str(tmp_path / "pages")} if speculative else {}
+        with LLM(
+            str(folder), engine="cpu", num_pages=64, page_size=4, speculative=speculative, log_level="error", **settings
+        ) as llm:
+            found.append(llm.generate([prompt], params, progress=False)[0])
+    assert found[0].token_ids == found[1].token_ids == found[2].token_ids
+    assert [one.num_cached_tokens for one in found] == [0, 0, 68]
 
 
 def test_other_engines_and_models_are_refused_by_name(made: tuple[Any, Any, Path], tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ CHUNK = 256  # new tokens that a call computes at most, besides draft tokens
 MEMORY_RATIO = 1 / 8  # fraction of the free memory for the KV pool
 PAGE_SIZE = 4  # tokens; at most these are recomputed
 NUM_VERDICTS = 16  # recent drafts, of which at least `NUM_RIGHT` must have a right first token
-NUM_RIGHT = 2
+NUM_RIGHT = 2  # for a draft model
 NUM_PENDING = 64  # drafts stored for comparison, at most: sequences end
 NUM_NEW = 4  # verdicts that are renewed after a rest
 REST = (
@@ -51,7 +51,10 @@ class DraftRequest:
 
 
 class Proposer(Protocol):
-    """Proposes draft tokens for running sequences (speculative decoding)."""
+    """Proposes draft tokens for running sequences (speculative decoding). It rests if fewer than `min_right` of the
+    last `NUM_VERDICTS` first draft tokens were right."""
+
+    min_right: int
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return drafts for those sequences for which it has any."""
@@ -62,6 +65,8 @@ class Proposer(Protocol):
 class MtpDrafts:
     """Drafts of the model's own MTP layer, which the CPU engine runs at the end of each step. `draft_tokens` returns
     the token after each sequence, given as (request id, length), or -1."""
+
+    min_right = NUM_VERDICTS // 2  # a draft has one token, and the layer runs for it in each step
 
     def __init__(self, draft_tokens: Callable[[Sequence[tuple[int, int]]], list[int]]) -> None:
         self._draft_tokens = draft_tokens
@@ -80,7 +85,8 @@ class DraftGate:
     sequence also pauses after rejected drafts, but every new one starts afresh, and the model must compute its prompt
     first: so a model that helps no sequence rests as a whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, min_right: int = NUM_RIGHT) -> None:
+        self._min_right = min_right
         self._verdicts: deque[bool] = deque(maxlen=NUM_VERDICTS)
         self._pending: dict[int, Draft] = {}  # drafts not compared yet, by request id
         self._rest = 0  # length of the last rest
@@ -99,7 +105,7 @@ class DraftGate:
                 self._verdicts.append(int(request.tokens[draft.length]) == draft.tokens[0])
         if len(self._verdicts) < NUM_VERDICTS:
             return
-        if sum(self._verdicts) >= NUM_RIGHT:
+        if sum(self._verdicts) >= self._min_right:
             self._rest = 0
             return
         self._rest = min(max(2 * self._rest, REST[0]), REST[1])
@@ -121,6 +127,8 @@ class _Sequence:
 
 class DraftModel:
     """Draft model with its own engine and scheduler. Drafts end before ids beyond the large model's `vocab_size`."""
+
+    min_right = NUM_RIGHT
 
     def __init__(self, engine: Engine, control_plane: ControlPlane, vocab_size: int) -> None:
         self.engine = engine

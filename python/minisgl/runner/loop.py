@@ -134,7 +134,7 @@ class StepLoop:
         self.prefixes, self.adapters = self._intake.prefixes, self._intake.adapters
         self._fallback = fallback
         self.guesses = beside.guesses
-        self._trust = DraftGate()
+        self._trust = DraftGate(0 if self.guesses is None else self.guesses.min_right)
         self._in_flight: _InFlight | None = None
         self._failed_step: int | None = None
         self._failure_text = ""
