@@ -55,7 +55,7 @@ WRONG: dict[tuple[str, ...], str] = {
     (*SERVE, "--dp", "0"): "--dp 0",
     (*SERVE, "--tp", "0"): "--tp 0: must be a whole number, at least 1, or auto",
     (*SERVE, "--page-size", "0"): "--page-size 0: must be at least 1",
-    (*SERVE, "--speculative", "ngram:many"): "must be ngram:K or model:FILE[:K]",
+    (*SERVE, "--speculative", "ngram:many"): "must be ngram:K, model:FILE[:K] or mtp",
     ("serve", "--engine", "cpu", "--tp", "2"): "--tp 2",
     ("generate",): "prompt",
     ("generate", "x", "--model", "./nowhere"): "--model ./nowhere",

@@ -49,7 +49,7 @@ def test_speculation_changes_no_output(name: str, backend: str) -> None:
 
 WRONG = dict.fromkeys(
     ("ngram", "ngram:0", "ngram:-1", "ngram:100", "eagle:4", "4", "", "model:", "model:a:0", "model:a:100"),
-    r"must be ngram:K or model:FILE\[:K\], with K from 1 to 99",
+    r"must be ngram:K, model:FILE\[:K\] or mtp, with K from 1 to 99",
 )
 WRONG |= {"ngram:8": "--max-running-requests must be above 8"}
 WRONG |= {"model:a:3": "speculative=model:a:3: --engine echo has no model"}

@@ -212,7 +212,7 @@ def test_a_random_head_rests(made: tuple[Any, Any, Path]) -> None:
 
 
 def test_the_layer_rests_while_nobody_asks(made: tuple[Any, Any, Path]) -> None:
-    """The rest begins after 16 steps without prompts; a question ends it with the next step."""
+    """The rest begins after four steps without prompts; a question ends it with the next step."""
     run, _ = collector(made[2], mtp=True, overlap=False)
     engine, num_drafts = run.engine, []
     run.loop.guesses = None

@@ -10,7 +10,7 @@ use crate::sampling::Binding;
 use crate::step::Step;
 
 /// Steps in a row whose drafts nobody asked for, after which the layer skips steps without prompts.
-const UNASKED: usize = 16;
+const UNASKED: usize = 4;
 
 /// Draft token of a sequence.
 struct Draft {
