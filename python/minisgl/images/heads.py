@@ -28,10 +28,12 @@ class ImageError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of one image, checked before work is done: pixels of the picture, bytes of its file."""
+    """Limits of one image, checked before work is done: pixels of the picture, bytes of its file. `before` is the bytes
+    of files that share the limit with it and have been read."""
 
     max_pixels: int = 16_000_000
     max_bytes: int = 32 << 20
+    before: int = 0
 
     def check_pixels(self, width: int, height: int) -> None:
         """Raise `ImageError` if a picture of this size is empty, has too many pixels or too long a side."""
@@ -44,8 +46,9 @@ class Bounds:
 
     def check_bytes(self, num_bytes: int) -> None:
         """Raise `ImageError` if a file has too many bytes."""
-        if num_bytes > self.max_bytes:
-            raise ImageError(f"the image has {num_bytes} bytes, more than the limit of {self.max_bytes}")
+        if num_bytes + self.before > self.max_bytes:
+            others = f", and those before it {self.before}" if self.before else ""
+            raise ImageError(f"the image has {num_bytes} bytes{others}, more than the limit of {self.max_bytes}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,8 +164,8 @@ class Sight:
         remote = [i for i, one in enumerate(given) if self._is_remote(one)]
         async with lane.downloads.turn() if remote else contextlib.nullcontext():
             for i in remote:
-                left = DOWNLOADED_BYTES - sum(map(len, files.values()))
-                files[i] = await run(lane.threads, self._fetched, given[i], left)
+                bounds = Bounds(max_bytes=DOWNLOADED_BYTES, before=sum(map(len, files.values())))
+                files[i] = await run(lane.threads, self._fetched, given[i], bounds)
             async with lane.images.turn(len(given)):
                 for i, one in enumerate(given):
                     async with self._turns.turn(owner=key):
@@ -206,10 +206,10 @@ class Sight:
             _refuse(one, "URLs are not fetched: send a data URL, or start the server with --image-hosts")
         return True
 
-    def _fetched(self, one: GivenImage, max_bytes: int) -> bytes:
+    def _fetched(self, one: GivenImage, bounds: Bounds) -> bytes:
         """Return the bytes of a URL on another server. Raises `ApiError` 400."""
         try:
-            return self._fetcher.fetch(one.value, Bounds(max_bytes=max_bytes))
+            return self._fetcher.fetch(one.value, bounds)
         except ImageError as error:
             raise _refused(one, str(error)) from error
 
