@@ -28,12 +28,11 @@ class ImageError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of one image, checked before work is done: pixels of the picture, bytes of its file. `before` is the bytes
-    of files that share the limit with it and have been read."""
+    """Limits of one image, checked before work is done: pixels of the picture, bytes of its file."""
 
     max_pixels: int = 16_000_000
     max_bytes: int = 32 << 20
-    before: int = 0
+    before: int = 0  # bytes of other files under the same limit
 
     def check_pixels(self, width: int, height: int) -> None:
         """Raise `ImageError` if a picture of this size is empty, has too many pixels or too long a side."""
