@@ -109,7 +109,7 @@ rust-test: install
 
 # Whatever drives a scheduler runs under both, by the `control_plane` fixture.
 python-test: install
-	$(PYTEST) $(if $(CI),--ci)
+	$(PYTEST)
 
 # Numbers and meaning once more, with torch, its libraries and the CPU engine held down to what an older processor has: a
 # file of each kind of kernel here, which CI runs, the others in slow-test.

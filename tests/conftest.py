@@ -74,7 +74,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--times", type=int, default=1, help="of the long random tests (-m slow) so many times the cases")
     parser.addoption("--part", action="append", choices=(parts.CORE, *parts.PARTS), help="of the suite")
     parser.addoption("--slice", type=slice_of, help="I/N: of the tests that are chosen the I-th of N shares, from 0")
-    parser.addoption("--ci", action="store_true", help="fail if a file that takes long is not in tests/seconds.json")
     parser.addoption("--record-seconds", action="store_true", help="keep what each file took: tests/seconds.json")
 
 
@@ -316,9 +315,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.OK  # few files in ten shares: one may be empty
     if session.config.getoption("--record-seconds") and not hasattr(session.config, "workerinput"):
         _TALLY.record()
-    elif session.config.option.ci and (late := _TALLY.unrecorded()):
-        print(f"\nnot in tests/seconds.json, record them by --record-seconds: {late}", file=sys.stderr)
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     handed_over: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if handed_over is not None:
         handed_over[_LEFT_OUT] = dict(_DESELECTED)

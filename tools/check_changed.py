@@ -27,7 +27,7 @@ from tests.test_mirror import TOGETHER
 from tools.changes import ROOT, TESTED, Imports, base_of, changed_files, crates_of, dependants_of, is_test
 
 BUDGET_S = 40.0  # of CPU, as recorded
-UNRECORDED_S = 1.0  # tests/seconds.json omits files of less than a second
+UNRECORDED_S = 1.0  # what a file that is not in tests/seconds.json is taken to need
 NEAR = 2  # imports of the package
 ELSEWHERE = ("tests/gpu/", "tests/ray/", "tests/web/")  # they need hardware or packages that most machines lack
 RULES = ("tests/test_mirror.py", "tests/test_circles.py", "tests/test_layering.py")

@@ -7,6 +7,7 @@ Invariants: no test passes or fails by these measurements; a test's timeout dete
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import threading
@@ -18,10 +19,9 @@ from typing import Any
 from tests.helpers.forking import forked_cpu_s
 
 ROOT = Path(__file__).parents[2]
-RECORD = ROOT / "tests" / "seconds.json"  # CPU seconds by file, of those that take any; `--record-seconds` writes it
+RECORD = ROOT / "tests" / "seconds.json"  # CPU seconds by file; `--record-seconds` writes it
 EVERY_S = 5.0
 SHOWN = 20
-UNRECORDED_S = 3.0  # of CPU on a quick machine, that a file without a record may take
 _PATIENCE = "TEST_PATIENCE"  # measured once: the other processes of a run find it here
 _QUICK_S = 0.05  # seconds of `_work` on a quick, quiet core
 
@@ -74,8 +74,9 @@ def file_of(nodeid: str) -> str:
 
 
 def longest_first(nodeids: list[str], seconds: dict[str, float]) -> list[int]:
-    """Return the order of the tests by whole files: longest first, unrecorded ones last, otherwise unchanged."""
-    return sorted(range(len(nodeids)), key=lambda at: -seconds.get(file_of(nodeids[at]), 0.0))
+    """Return the order of the tests by whole files: longest first, otherwise unchanged. Unrecorded files come before
+    them: one that proves long must not run alone at the end."""
+    return sorted(range(len(nodeids)), key=lambda at: -seconds.get(file_of(nodeids[at]), math.inf))
 
 
 def cpu_s() -> float:
@@ -140,13 +141,8 @@ class Tally:
         total = sum(self.cpu.values()), sum(self.wall.values())
         return [*found, f"{total[0]:8.1f} s of CPU {total[1]:8.1f} s  all of {self.num_tests} tests"]
 
-    def unrecorded(self) -> dict[str, float]:
-        """Return the files that took long and are not in `RECORD`, with their seconds: they would run last, alone."""
-        before, least = recorded(), patiently(UNRECORDED_S)
-        return {file: round(took, 1) for file, took in self.cpu.items() if took > least and file not in before}
-
     def record(self) -> None:
         """Update `RECORD` with this run's files; other files' seconds are kept."""
         times = recorded() | {file: round(seconds, 1) for file, seconds in self.cpu.items()}
-        times = {file: seconds for file, seconds in sorted(times.items()) if seconds >= 1 and (ROOT / file).exists()}
+        times = {file: seconds for file, seconds in sorted(times.items()) if (ROOT / file).exists()}
         RECORD.write_text(json.dumps(times, indent=1) + "\n", encoding="utf-8")

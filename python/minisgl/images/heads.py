@@ -32,6 +32,7 @@ class Bounds:
 
     max_pixels: int = 16_000_000
     max_bytes: int = 32 << 20
+    before: int = 0  # bytes of other files under the same limit
 
     def check_pixels(self, width: int, height: int) -> None:
         """Raise `ImageError` if a picture of this size is empty, has too many pixels or too long a side."""
@@ -44,8 +45,9 @@ class Bounds:
 
     def check_bytes(self, num_bytes: int) -> None:
         """Raise `ImageError` if a file has too many bytes."""
-        if num_bytes > self.max_bytes:
-            raise ImageError(f"the image has {num_bytes} bytes, more than the limit of {self.max_bytes}")
+        if num_bytes + self.before > self.max_bytes:
+            others = f", and those before it {self.before}" if self.before else ""
+            raise ImageError(f"the image has {num_bytes} bytes{others}, more than the limit of {self.max_bytes}")
 
 
 @dataclass(frozen=True, slots=True)

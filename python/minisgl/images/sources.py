@@ -17,14 +17,14 @@ LOW_DETAIL_TOKENS = 256
 SLICE = 1 << 20  # base64 characters that are decoded at once, between which other threads run; a multiple of 4
 _DETAILS = ("low", "high", "auto", "original")
 _DATA_URL = re.compile(r"data:[a-z0-9.+/-]{0,80};base64,", re.IGNORECASE)
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,31}:", re.IGNORECASE)
+SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,31}):", re.IGNORECASE)  # of a URL
 
 
 def data_url(text: str, bounds: Bounds | None = None) -> bytes:
     """Return the bytes of `data:image/png;base64,...`, or of base64 alone. Raises `ImageError` for any other URL, for
     invalid base64, and for more bytes than the bound. The type that it names is not compared with the file."""
     head = _DATA_URL.match(text[:128])
-    if head is None and _SCHEME.match(text[:64]):
+    if head is None and SCHEME.match(text[:64]):
         raise ImageError(f"the image URL {text[:32]!r} must begin with data:image/png;base64, or another image type")
     start, end = 0 if head is None else head.end(), len(text)
     (bounds or Bounds()).check_bytes((end - start) // 4 * 3 - text.count("=", max(start, end - 2)))
@@ -56,9 +56,7 @@ def load(source: bytes | str | os.PathLike[str] | Image, bounds: Bounds | None =
         raise ImageError("an image is a file, bytes, a data URL or a PIL image; fetch a web address first")
     try:
         if not Path(source).is_file() and Path(source).exists():
-            raise ImageError(
-                f"the image cannot be read: {source} is no regular file"
-            )  # a device or a pipe may have no end
+            raise OSError(f"{source} is no regular file")  # a device or a pipe may have no end
         (bounds or Bounds()).check_bytes(os.stat(source).st_size)
         return Path(source).read_bytes()
     except (OSError, ValueError) as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from minisgl import images
 from minisgl.config import ConfigError, ImageLimits
 from minisgl.images import Bounds, ImageError, PreparedImage, Processor
 from minisgl.images.fetch import Fetcher
+from minisgl.images.sources import SCHEME
 from minisgl.prompt_image import FIRST_VIRTUAL_ID, PromptImage
 from minisgl.sampling_params import ParamError
 from minisgl.server.core.api_keys import CALLER
@@ -40,7 +40,6 @@ MAX_KEPT = 4096  # prepared images, however small
 MAX_PREPARED = 32  # images in the requests of one API key that are being prepared
 MAX_DOWNLOADS = 4  # requests of one API key that download at once, one image at a time
 DOWNLOADED_BYTES = 32 << 20  # of one request
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,31}):", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +163,8 @@ class Sight:
         remote = [i for i, one in enumerate(given) if self._is_remote(one)]
         async with lane.downloads.turn() if remote else contextlib.nullcontext():
             for i in remote:
-                left = DOWNLOADED_BYTES - sum(map(len, files.values()))
-                files[i] = await run(lane.threads, self._fetched, given[i], left)
+                bounds = Bounds(max_bytes=DOWNLOADED_BYTES, before=sum(map(len, files.values())))
+                files[i] = await run(lane.threads, self._fetched, given[i], bounds)
             async with lane.images.turn(len(given)):
                 for i, one in enumerate(given):
                     async with self._turns.turn(owner=key):
@@ -197,7 +196,7 @@ class Sight:
         except ImageError as error:
             place = one.place.rpartition(".")[0] if one.beside else one.place
             raise _refused(GivenImage(f"{place}.detail", detail), str(error)) from error
-        scheme = _SCHEME.match(value[:64])
+        scheme = SCHEME.match(value[:64])
         if scheme is None or scheme[1].lower() == "data":
             return False
         if scheme[1].lower() not in ("http", "https"):
@@ -206,10 +205,10 @@ class Sight:
             _refuse(one, "URLs are not fetched: send a data URL, or start the server with --image-hosts")
         return True
 
-    def _fetched(self, one: GivenImage, max_bytes: int) -> bytes:
+    def _fetched(self, one: GivenImage, bounds: Bounds) -> bytes:
         """Return the bytes of a URL on another server. Raises `ApiError` 400."""
         try:
-            return self._fetcher.fetch(one.value, Bounds(max_bytes=max_bytes))
+            return self._fetcher.fetch(one.value, bounds)
         except ImageError as error:
             raise _refused(one, str(error)) from error
 
