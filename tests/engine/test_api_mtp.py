@@ -3,6 +3,7 @@ answers with it and without."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Sequence
@@ -91,6 +92,17 @@ def right_head(folder: Path, to: Path) -> Path:
     save_file(stored, to / "model.safetensors")
     (to / "config.json").write_text((folder / "config.json").read_text())
     return to
+
+
+def test_transformers_loads_the_same_checkpoint(made: tuple[Any, Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of our tiny checkpoints are those of published ones."""
+    from transformers.modeling_layers import MtpModel
+
+    model, mtp, folder = made
+    names = re.compile(r"model\.layers\.3\.")  # transformers knows only the numbers of published ones
+    monkeypatch.setattr(MtpModel, "get_mtp_weights_regex", lambda main_model: names)
+    loaded = type(model).from_pretrained(folder)
+    assert torch.equal(mtp_logits(loaded, MtpModel.from_pretrained(loaded), IDS), mtp_logits(model, mtp, IDS))
 
 
 def test_logits_of_the_layer_equal_transformers(made: tuple[Any, Any, Path]) -> None:
