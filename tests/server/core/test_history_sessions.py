@@ -1,5 +1,6 @@
-"""Sessions of seven turns, with bodies as known agents send them (in words of our own), over templates of all kinds: each
-turn is answered, finds nearly all of the turn before it in the prefix cache, and its stream gives what it says whole.
+"""Sessions of seven turns, with bodies as known agents send them (in words of our own), over templates of all kinds:
+each turn is answered, finds nearly all of the turn before it in the prefix cache, and its stream gives what it says
+whole.
 
 The agents: Claude Code 2.1.197, Codex CLI 0.171.0, opencode 1.18.33 and Cline 3.0.65.
 """
