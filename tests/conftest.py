@@ -258,7 +258,8 @@ def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -
 def _one_tls_context() -> Iterator[None]:
     """Of all HTTP clients. They speak no TLS, and reading the authorities takes 25 ms, a thousand times in a run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context))
+        for name in {"httpx", "httpx2"} & sys.modules.keys():  # the second is what openai and anthropic use
+            patch.setattr(f"{name}._transports.default.create_ssl_context", cache(sys.modules[name].create_ssl_context))
         yield
 
 

@@ -36,20 +36,18 @@ def has_no_subject(text: str) -> bool:
     return bool(words) and re.sub(r"\W", "", words[0]).lower() in NO_SUBJECT
 
 
-def by_room() -> dict[str, list[Docstring]]:
-    found: dict[str, list[Docstring]] = defaultdict(list)
+def test_at_most_two_percent_of_a_rooms_docstrings_have_no_subject() -> None:
+    rooms: dict[str, list[Docstring]] = defaultdict(list)
     for item in docstrings():
-        found[room_of(item.file)].append(item)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("room", "items"), sorted(by_room().items()), ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_at_most_two_percent_of_a_rooms_docstrings_have_no_subject(room: str, items: list[Docstring]) -> None:
-    worst = [item for item in items if has_no_subject(item.text)]
-    lines = [f"{item.file}:{item.line}: {item.text.splitlines()[0]}" for item in worst]
-    assert len(worst) <= max(1, LIMIT * len(items)), "\n".join([f"{room}: {len(worst)} of {len(items)}:", *lines])
+        rooms[room_of(item.file)].append(item)
+    assert {room_of(Path("python/minisgl/llm.py")), room_of(Path("rust/minisgl-core/src/lib.rs"))} <= rooms.keys()
+    found = list[str]()
+    for room, items in sorted(rooms.items()):
+        worst = [item for item in items if has_no_subject(item.text)]
+        if len(worst) > max(1, LIMIT * len(items)):
+            found.append(f"{room}: {len(worst)} of {len(items)}:")
+            found += [f"{item.file}:{item.line}: {item.text.splitlines()[0]}" for item in worst]
+    assert not found, "\n".join(found)
 
 
 def test_docstrings_are_found_with_their_signatures() -> None:

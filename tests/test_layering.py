@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -266,9 +267,15 @@ NO_TORCH_PROCESS = (  # and whatever leads to it
 HEAVY = {"torch", "transformers"}
 
 
+@cache
+def nodes_of(source: str) -> list[ast.AST]:
+    """All nodes of a source, which several tests look at."""
+    return [*ast.walk(ast.parse(source))]
+
+
 def imports_of(source: str, module: str) -> Iterator[str]:
     """Dotted names that `source`, the text of `module`, imports anywhere, by `import_module` of a constant too."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -309,7 +316,7 @@ def environment_reads(source: str) -> list[int]:
     """Lines that touch the environment."""
     names = {"environ", "environb", "getenv", "putenv", "unsetenv"}
     lines = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         from_os = isinstance(node, ast.ImportFrom) and node.module == "os" and names & {a.name for a in node.names}
         of_os = isinstance(node, ast.Attribute) and node.attr in names and ast.unparse(node.value) == "os"
         if from_os or of_os:
@@ -482,7 +489,7 @@ def test_what_a_client_sent_is_decoded_in_few_places() -> None:
         os.path.relpath(file, server)
         for room in ("server", "registry", "ray")
         for file in (PACKAGE / room).rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in nodes_of(file.read_text(encoding="utf-8"))
         if isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("msgspec.") in DECODES
     }
     assert found == MAY_DECODE.keys()
@@ -500,7 +507,7 @@ def test_every_room_says_what_it_is_for() -> None:
 
 def begins_with_of(source: str) -> list[int]:
     """Lines of docstrings, those of names among them, that say whose something is and not what it is."""
-    texts = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))
+    texts = (node.value for node in nodes_of(source) if isinstance(node, ast.Expr))
     constants = (text for text in texts if isinstance(text, ast.Constant) and isinstance(text.value, str))
     return [text.lineno for text in constants if str(text.value).startswith("Of ")]
 

@@ -32,8 +32,11 @@ BLOCK = re.compile(r"(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<t
 ADDRESS = "http://127.0.0.1:1919"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 OWN_PORT = "1920"  # of a server that an example starts
-SHORTER = {"minisgl bench ab ": "minisgl bench ab --pairs 1 --duration 0.1 "}
-"""Commands that take a minute, and what is run in their place."""
+SHORTER = {
+    "minisgl bench ab ": "minisgl bench ab --pairs 1 --duration 0.1 ",
+    "minisgl doctor  ": "minisgl doctor --help  ",
+}
+"""Commands of the README that take long, and what is run in their place: the quick start runs `minisgl doctor`."""
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,9 @@ _before: list[str] = []  # the test before this one
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if REASON and HERE in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason=REASON))
-    mine = [i for i, item in enumerate(items) if HERE in item.path.parents]
+    mine = [i for i, item in enumerate(items) if item.path.parent == HERE]
+    for i in mine if REASON else ():
+        items[i].add_marker(pytest.mark.skip(reason=REASON))
     for i, item in zip(mine, sorted((items[i] for i in mine), key=_place), strict=True):
         items[i] = item
 

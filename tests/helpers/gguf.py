@@ -6,6 +6,7 @@ The file has the exact weights of the model, or ggml's quantization of them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ TOKENS = [*sorted(ByteLevel.alphabet()), "Ġ4", "42", "xyz", "<|start|>", "<tool
 START, TOOL = len(TOKENS) - 2, len(TOKENS) - 1
 Edit = Callable[[GGUFWriter], None]
 Floats = npt.NDArray[np.float32]
+name_map = cache(gguf.get_tensor_name_map)  # 50 ms each
 # where these blocks have their scales in half precision, and values for them that make weights of usual size
 _SCALES = {
     GGMLQuantizationType.Q4_K: ((0, 3e-4), (2, 2.2e-3)),
@@ -50,7 +52,7 @@ def tensors_of(model: Any, arch: str) -> dict[str, Floats]:
     config, out = model.config, dict[str, Floats]()
     kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     # some name maps of gguf-py lack tensors of their architecture: Llama's names are used for those
-    lists = [gguf.get_tensor_name_map(one, config.num_hidden_layers) for one in (kind, gguf.MODEL_ARCH.LLAMA)]
+    lists = [name_map(one, config.num_hidden_layers) for one in (kind, gguf.MODEL_ARCH.LLAMA)]
     experts: dict[str, list[Floats]] = {}
     for name, values in model.state_dict().items():
         array: Floats = values.float().numpy()

@@ -85,7 +85,8 @@ def picture(width: int, height: int, seed: int = 0, mode: str = "RGB") -> Image.
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
-    """Return the bytes of an image file."""
+    """Return the bytes of an image file; a PNG of noise becomes no smaller by compression."""
+    options = {"compress_level": 1, **options} if format == "PNG" else options
     file = io.BytesIO()
     image.save(file, format, **options)
     return file.getvalue()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
@@ -43,6 +44,7 @@ PARTS = {
 COMMANDS = {CORE: "make test", "torch": "make wide-test", "bench": "make wide-test", "gpu": "pytest tests/gpu"}
 
 
+@cache
 def part_of(file: Path) -> str:
     """Return the part that a test file belongs to; `CORE` if no other."""
     name = file.relative_to(TESTS).as_posix()

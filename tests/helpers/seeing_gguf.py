@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 
-from tests.helpers.gguf import TOKENS, Edit, Floats, finish, write_gguf
+from tests.helpers.gguf import TOKENS, Edit, Floats, finish, name_map, write_gguf
 from tests.helpers.vision import IN_TILES, PROCESSOR, gemma, idefics3, seer
 
 MARKER = TOKENS.index("xyz")
@@ -122,7 +122,7 @@ def write_tower(file: Path, model: Any, kind: str = "F32", edit: Edit | None = N
 
 def _tensors_of(name: str, values: Floats, vision: Any, depth: int) -> Iterator[tuple[str, Floats]]:
     """Yield the names and values of the GGUF file's tensors for one of transformers' tensors."""
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, depth)
+    names = name_map(gguf.MODEL_ARCH.MMPROJ, depth)
     module, _, what = name.replace("_weight", ".weight").replace("tower.", "tower.vision_model.").rpartition(".")
     _, _, merger = module.partition("deepstack_merger_list.")
     if merger:  # which gguf-py names by their own number, the converter by that of a layer

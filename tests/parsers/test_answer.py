@@ -291,7 +291,8 @@ def test_work_is_linear_in_the_text(name: str, before: str, bit: str, after: str
         parts(name, [before, *[bit] * count, after])
         return time.thread_time() - began
 
-    assert min(seconds(40_000) for _ in range(3)) <= 64 * min(seconds(2_500) for _ in range(3)) + 0.05
+    most = 64 * min(seconds(2_500) for _ in range(3)) + 0.05
+    assert any(seconds(40_000) <= most for _ in range(3))
 
 
 @pytest.mark.parametrize("thinking", ["qwen3", "mistral", "gemma4", "command"])

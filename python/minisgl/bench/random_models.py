@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from minisgl import envs
 from minisgl.config import ConfigError
+from minisgl.extension import _rust
 from minisgl.weights.sources import find_smollm2
 
 
@@ -296,10 +297,10 @@ def _add_numbers(gguf: Any, writer: Any, shape: Shape) -> None:
 
 def _add_tokenizer(gguf: Any, writer: Any, vocab: int) -> None:
     """Add the embedded model's tokenizer, with made-up tokens up to the vocabulary's size."""
-    fields = gguf.GGUFReader(find_smollm2()).fields
+    fields = _rust.gguf_header(find_smollm2())["metadata"]
 
     def own(key: str) -> Any:
-        return fields[f"tokenizer.ggml.{key}"].contents()
+        return fields[f"tokenizer.ggml.{key}"]
 
     tokens, kinds = list(own("tokens")), list(own("token_type"))
     more = range(vocab - len(tokens))

@@ -1,5 +1,6 @@
-"""Sessions of ten turns, with bodies as known agents send them (in words of our own), over templates of all kinds: each
-turn is answered, finds nearly all of the turn before it in the prefix cache, and its stream gives what it says whole.
+"""Sessions of seven turns, with bodies as known agents send them (in words of our own), over templates of all kinds:
+each turn is answered, finds nearly all of the turn before it in the prefix cache, and its stream gives what it says
+whole.
 
 The agents: Claude Code 2.1.197, Codex CLI 0.171.0, opencode 1.18.33 and Cline 3.0.65.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import anthropic
@@ -24,7 +26,7 @@ from tests.helpers.chat_templates import SOURCES, TOKENS, real_sources
 from tests.helpers.server import CONFIG, Frontend, frontend, prompt_text
 
 Body = dict[str, Any]
-NUM_TURNS = 10
+NUM_TURNS = 7  # each remainder by 2 and 3, and what comes with every fourth turn twice
 SHARE = 0.95
 RULES = " ".join(f"Rule {i}: work carefully, and say what was done." for i in range(200))  # agents have more
 TEMPLATES = {name: SOURCES[name] for name in ("strict", "turns", "open", "channels", "nine", "last")} | real_sources()
@@ -35,6 +37,7 @@ def call(turn: int) -> str:
     return f"<tool_call>{json.dumps({'name': 'shell', 'arguments': {'command': f'make step{turn}'}})}</tool_call>"
 
 
+@cache
 def replies(source: str) -> dict[str, str]:
     """Return what the model says by the newest result that it sees: a thought now and then, a text, a call or two."""
     asked = ChatTemplate(source, TOKENS).render([{"role": "user", "content": "question"}])

@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
+from PIL import Image
 
 from minisgl.config import ImageLimits
 from minisgl.images import ImageError
@@ -23,7 +24,7 @@ from minisgl.server.core.bodies import ChatMessage, ImagePart
 from minisgl.server.core.resume import Said
 from minisgl.server.core.sight import leave_out_oldest
 from minisgl.utils.installed import how_to_get
-from tests.helpers.image_files import BROKEN_PILLOW, hostile
+from tests.helpers.image_files import BROKEN_PILLOW, encoded, hostile
 from tests.helpers.server import CONFIG, Frontend, frontend, prompt_ids, prompt_text
 from tests.helpers.sight import (
     END_ID,
@@ -294,6 +295,7 @@ def test_a_text_that_spells_the_marker_is_no_image(
     assert "\ue0010\ue001" in prompt_text(both), "the mark of an image is not to be guessed"
 
 
+LARGE = [image_url(encoded(Image.new("L", (1600, 1600), i))) for i in range(3)]
 ERRORS: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, chat(image_url(), image_url(b"GIF89a")), "messages.0.content.1.image_url", "head"),
     (
@@ -389,11 +391,7 @@ ERRORS: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETION, {"prompt": [{"prompt_string": "<__media__>", "multimodal_data": ["AAAA"]}] * 20}, "prompt", "at most"),
     (
         CHAT,
-        {
-            "messages": chat(
-                image_url(png(1600, 1600)), image_url(png(1600, 1600, 2)), image_url(png(1600, 1600, 3)), image_url()
-            )["messages"][:1]
-        },
+        {"messages": chat(*LARGE, image_url())["messages"][:1]},
         "messages.0.content.3",
         "at most",
     ),
