@@ -2,7 +2,8 @@
 //! `maddubs` sums two products of unsigned by signed bytes in 16 bits, which do not overflow as long as the unsigned
 //! bytes are small: 16 sums of two products with 4 bits stay below 2^15, 8 with 5 bits, 4 with 6.
 //!
-//! A byte with more bits is split into `16 h + l` with 4 bits each. The activations' `offset` subtracts the bias.
+//! A byte with more bits is split into `16 h + l` with 4 bits each. The activations' `offset` subtracts the bias. Many
+//! rows are multiplied by `bytes`.
 //!
 //! Invariants: integer sums are exact in any order; everything else follows `scalar`.
 
@@ -12,8 +13,22 @@ use super::*;
 /// Rows in a tile.
 const TALL: usize = 4;
 
+/// Returns the maximum rows for unpacking weights in registers, once for each tile of rows, instead of in the cache.
+const fn few(kind: u8, vnni: bool) -> usize {
+    match (kind, bits(kind)) {
+        (Q8, _) if vnni => 36,
+        (Q4 | Q4_K, _) => 8,
+        (_, 6) if !vnni => 1,
+        _ => TALL,
+    }
+}
+
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn matmul<const KIND: u8, const VNNI: bool>(p: &Product<'_>) {
+pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8, const VNNI: bool>(p: &Product<'_>) {
+    if p.rows.len() > const { few(KIND, VNNI) } {
+        // SAFETY: upheld by the caller.
+        return unsafe { bytes::matmul::<KIND, LIKE, VNNI>(p) };
+    }
     /// Rows that are multiplied by a few panels together, so that both stay in caches.
     const ROWS: usize = 240;
     for first in p.rows.clone().step_by(ROWS) {
@@ -128,7 +143,7 @@ unsafe fn sums_of_four<const KIND: u8, const R: usize>(
 /// function with the instruction's target feature would not be inlined into callers without it.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_products(mut s: __m256i, w: __m256i, x: __m256i) -> __m256i {
+pub(super) unsafe fn add_products(mut s: __m256i, w: __m256i, x: __m256i) -> __m256i {
     // SAFETY: the caller guarantees the CPU has AVX-VNNI.
     unsafe {
         std::arch::asm!("{{vex}} vpdpbusd {s}, {w}, {x}", s = inout(ymm_reg) s, w = in(ymm_reg) w, x = in(ymm_reg) x,
@@ -152,7 +167,7 @@ unsafe fn multiply<const R: usize>(s: &mut Sums<R>, w: [__m256i; 2], q: *const i
 /// Returns the low nibbles of all bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn low(v: [__m256i; 2]) -> [__m256i; 2] {
+pub(super) fn low(v: [__m256i; 2]) -> [__m256i; 2] {
     let mask = _mm256_set1_epi8(15);
     [_mm256_and_si256(v[0], mask), _mm256_and_si256(v[1], mask)]
 }
@@ -160,7 +175,7 @@ fn low(v: [__m256i; 2]) -> [__m256i; 2] {
 /// Returns the high nibbles of all bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn high(v: [__m256i; 2]) -> [__m256i; 2] {
+pub(super) fn high(v: [__m256i; 2]) -> [__m256i; 2] {
     low([_mm256_srli_epi16::<4>(v[0]), _mm256_srli_epi16::<4>(v[1])])
 }
 
@@ -173,7 +188,7 @@ fn widen(s: [__m256i; 2]) -> [__m256i; 2] {
 }
 
 /// Returns the bits that the values of a kind need.
-const fn bits(kind: u8) -> u32 {
+pub(super) const fn bits(kind: u8) -> u32 {
     let layout = layout(kind);
     let mut most = (1 << (layout.bits[0] + layout.bits[1])) - 1;
     if let Some(table) = layout.table {

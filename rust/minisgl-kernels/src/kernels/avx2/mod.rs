@@ -4,6 +4,7 @@
 
 #![allow(clippy::needless_range_loop)] // over registers: how many is known when it is compiled
 
+mod bytes;
 mod exact;
 mod int8;
 mod many;
@@ -64,7 +65,7 @@ unsafe fn matmul<const VNNI: bool>(p: &Product<'_>) {
             p.w.kind(),
             KIND,
             match p.acts.mode.has_int8() {
-                true => int8::matmul::<KIND, VNNI>(p),
+                true => int8::matmul::<KIND, { bytes::like_int8(KIND) }, VNNI>(p),
                 false => exact::matmul::<KIND, { like(KIND) }>(p),
             },
             exact::matmul::<KIND, { like(KIND) }>(p)
