@@ -193,6 +193,56 @@ fn large_int8_matmuls_have_the_same_bits_on_every_isa() {
     }
 }
 
+/// The largest codes and activations: sums in 16 bits must not pass their range.
+#[test]
+fn int8_sums_of_extreme_values_do_not_overflow() {
+    for kind in Kind::ALL.into_iter().filter(|kind| kind.is_quantized()) {
+        for (fill, sign) in [0x00, 0xff, 0x80, 0x77, 0x88]
+            .into_iter()
+            .flat_map(|fill| [(fill, 1.0), (fill, -1.0)])
+        {
+            let k = 64usize.next_multiple_of(kind.block_len());
+            let mut data = vec![fill; 16 * k / kind.block_len() * kind.block_bytes()];
+            data.chunks_exact_mut(kind.block_bytes())
+                .for_each(|block| sensible(kind, block));
+            let shape = [16, k];
+            let part = Part::new(TensorView::new("w", kind, &shape, &data).unwrap());
+            let w = Matrix::pack(&[part], false, None).unwrap();
+            let mut case = Case {
+                w,
+                x: Vec::new(),
+                rows: 0,
+                mode: Mode::Int8,
+            };
+            for rows in [1, 4, 9] {
+                (case.rows, case.x) = (rows, vec![sign; rows * k]);
+                let want = bits(&case.all(Isa::Scalar));
+                for isa in Isa::here() {
+                    assert_eq!(bits(&case.all(isa)), want, "{isa:?} {kind:?} {fill:x} {sign} {rows}");
+                }
+            }
+        }
+    }
+}
+
+/// Activations of any size, with and without one that is too small to be divided by a power of two.
+#[test]
+fn one_row_of_any_size_has_the_same_bits_on_every_isa() {
+    for (kind, mode) in all_kinds() {
+        for least in [0.0, 2f32.powi(-99), 2f32.powi(-125), f32::from_bits(1), f32::INFINITY] {
+            let mut case = Case::new(kind, mode, (32, 512 + 32, 1), 13, false);
+            for (i, x) in case.x.iter_mut().enumerate() {
+                *x *= 2f32.powi(i as i32 * 37 % 150 - 60);
+            }
+            case.x[5] = least;
+            let want = bits(&case.all(Isa::Scalar));
+            for isa in Isa::here().into_iter().filter(|isa| isa.sums_as_scalar(kind, mode)) {
+                assert_eq!(bits(&case.all(isa)), want, "{isa:?} {kind:?} {mode:?} {least}");
+            }
+        }
+    }
+}
+
 #[test]
 fn rows_prepared_together_have_the_bits_of_rows_alone() {
     for isa in Isa::here() {

@@ -1,14 +1,21 @@
 //! Matmul with f32 activations for few rows (AVX2).
 //!
-//! Weights are converted to f32 in registers and used for all rows at once. At one and two rows, two blocks of one
-//! stream are computed at once: the sums of a block depend on no other block, which fills the pipeline.
+//! Weights are converted to f32 in registers and used for all rows of a tile at once. At two rows, two blocks of one
+//! stream are computed at once: the sums of a block depend on no other block, which fills the pipeline. At one row it is
+//! four blocks, and most formats' codes are converted where they are in their lanes (`is_in_place`).
 //!
 //! Invariants: sums follow `scalar`: within a block in the order of its steps, then blocks in order.
 
 use super::*;
 
-/// Number of rows from which on weights are unpacked into the cache.
-const FEW: usize = 4;
+/// Rows in a tile.
+const TALL: usize = 4;
+
+/// Returns the maximum rows for unpacking weights in registers, once for each tile of rows, instead of in the cache.
+const fn few_rows(kind: u8) -> usize {
+    if layout(kind).subs == 0 { TALL } else { 2 * TALL }
+}
+
 /// Steps in a group: the content of one or two vectors. A block has 4 groups.
 pub(super) const GROUP: usize = 8;
 
@@ -210,23 +217,203 @@ macro_rules! steps {
 }
 pub(super) use steps;
 
+/// Runs a body for each group of a block: one copy each, since a group's shifts are constants there, but for numbers.
+macro_rules! groups {
+    ($layout:expr, |$g:ident| $body:block) => {
+        if $layout.subs == 0 {
+            for $g in 0..4 $body
+        } else {
+            groups!(@ $g $body 0 1 2 3);
+        }
+    };
+    (@ $g:ident $body:block $($group:literal)*) => {
+        $({
+            let $g: usize = $group;
+            $body
+        })*
+    };
+}
+
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
+    let rows = p.rows.len();
+    let tiles = rows.div_ceil(TALL);
     // SAFETY: upheld by the caller.
     unsafe {
-        if p.rows.len() > FEW {
+        if rows > const { few_rows(KIND) } {
             return many::matmul::<KIND, LIKE>(p);
         }
-        let row = p.rows.start;
-        for panel in p.panels.clone() {
-            match p.rows.len() {
-                0 => {}
-                1 => few::<KIND, 1, 2, false>(p, panel, row),
-                2 => few::<KIND, 2, 2, false>(p, panel, row),
-                3 => few::<KIND, 3, 1, true>(p, panel, row),
-                _ => few::<KIND, 4, 1, true>(p, panel, row),
+        if rows == 1 && p.w.k() <= MOST && const { is_in_place(KIND) } {
+            let mut x = std::mem::MaybeUninit::<[f32; MOST]>::uninit();
+            let x = x.as_mut_ptr().cast();
+            if shift::<KIND>(&p.acts, p.rows.start, x) {
+                return p.panels.clone().for_each(|panel| one_in_place::<KIND>(p, panel, x));
             }
         }
+        for panel in p.panels.clone() {
+            for tile in 0..tiles {
+                let (from, to) = (tile * rows / tiles, (tile + 1) * rows / tiles);
+                let row = p.rows.start + from;
+                match to - from {
+                    1 => few::<KIND, 1, 2, false>(p, panel, row),
+                    2 => few::<KIND, 2, 2, false>(p, panel, row),
+                    3 => few::<KIND, 3, 1, true>(p, panel, row),
+                    _ => few::<KIND, TALL, 1, true>(p, panel, row),
+                }
+            }
+        }
+    }
+}
+
+/// Maximum inputs of a row that is multiplied by codes in place.
+const MOST: usize = 16384;
+
+/// Returns true if one row is multiplied by codes in place: each is converted to f32 where it is in its lane, which is
+/// the code times a power of two. Activations are divided by that power beforehand.
+const fn is_in_place(kind: u8) -> bool {
+    let layout = layout(kind);
+    layout.subs > 0 && (!layout.by_halves() || layout.bias == 0 && layout.table.is_none())
+}
+
+/// Returns the codes in a lane: eight of 4 bits in the order of steps, or four bytes.
+const fn fields(kind: u8) -> usize {
+    if layout(kind).by_halves() { 8 } else { 4 }
+}
+
+/// Returns the power of two that code `at` of a lane is multiplied by (`in_place`).
+const fn factor(kind: u8, at: usize) -> f32 {
+    let bits = 32 / fields(kind) * at;
+    match layout(kind).bias {
+        0 if at < fields(kind) - 1 => (1u32 << bits) as f32,
+        0 => 1.0,
+        _ => (1 << 24) as f32,
+    }
+}
+
+/// Writes the activations of a row in the order of steps, divided by the codes' factors. Returns false if one is so
+/// small that its quotient might be rounded.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn shift<const KIND: u8>(acts: &ActsPtr, row: usize, to: *mut f32) -> bool {
+    let by = const {
+        let (mut by, mut t) = ([1.0f32; GROUP], 0);
+        while t < GROUP {
+            by[t] = 1.0 / factor(KIND, t % fields(KIND));
+            t += 1;
+        }
+        by
+    };
+    let least = _mm256_set1_ps(f32::from_bits((127 - 100) << 23));
+    let mut small = zero()[0];
+    // SAFETY: the caller guarantees the row, and room for its inputs.
+    unsafe {
+        let by = _mm256_loadu_ps(by.as_ptr());
+        for b in 0..acts.blocks() {
+            let from = acts.x.add(cell(acts, b, row) * BLOCK);
+            for g in 0..4 {
+                let x = if const { layout(KIND).by_halves() } {
+                    let (low, high) = (_mm_loadu_ps(from.add(4 * g)), _mm_loadu_ps(from.add(16 + 4 * g)));
+                    _mm256_set_m128(_mm_unpackhi_ps(low, high), _mm_unpacklo_ps(low, high))
+                } else {
+                    _mm256_loadu_ps(from.add(GROUP * g))
+                };
+                let size = _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
+                let below = _mm256_cmp_ps::<_CMP_LT_OQ>(size, least);
+                small = _mm256_or_ps(small, _mm256_and_ps(below, size));
+                _mm256_storeu_ps(to.add(b * BLOCK + GROUP * g), _mm256_mul_ps(x, by));
+            }
+        }
+        _mm256_testz_si256(_mm256_castps_si256(small), _mm256_castps_si256(small)) == 1
+    }
+}
+
+/// Returns code `at` of each lane times its factor as f32; bytes of kinds with a bias are signed.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn in_place<const KIND: u8>(v: __m256i, at: usize) -> __m256 {
+    let bits = const { 32 / fields(KIND) };
+    _mm256_cvtepi32_ps(match (const { layout(KIND).bias }, at) {
+        (0, _) if at == const { fields(KIND) } - 1 => _mm256_srl_epi32(v, _mm_cvtsi32_si128(32 - bits as i32)),
+        (0, _) => _mm256_and_si256(v, _mm256_set1_epi32(((1 << bits) - 1) << (bits * at))),
+        (_, 0) => _mm256_slli_epi32::<24>(v),
+        (_, 1) => shuffle(v, const { &mover([-1, -1, -1, 1]) }),
+        (_, 2) => shuffle(v, const { &mover([-1, -1, -1, 2]) }),
+        _ => _mm256_and_si256(v, _mm256_set1_epi32(255 << 24)),
+    })
+}
+
+/// Multiplies a panel by one row of `shift`, four blocks at a time: fewer sums would wait for each other.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn one_in_place<const KIND: u8>(p: &Product<'_>, panel: usize, x: *const f32) {
+    let (weights, blocks) = (p.w.panel(panel).as_ptr(), p.acts.blocks());
+    let mut acc = [zero()];
+    // SAFETY: the caller guarantees every block of the panel and of the row is there.
+    unsafe {
+        let whole = blocks / 4 * 4;
+        for b in (0..whole).step_by(4) {
+            blocks_in_place::<KIND, 4>(p, weights, b, x, &mut acc);
+        }
+        for b in whole..blocks {
+            blocks_in_place::<KIND, 1>(p, weights, b, x, &mut acc);
+        }
+        put(p, panel, p.rows.start, acc[0]);
+    }
+}
+
+/// Adds the products of the `B` blocks from `b` on to `acc`; `panel` is the panel's first byte.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn blocks_in_place<const KIND: u8, const B: usize>(
+    p: &Product<'_>,
+    panel: *const u8,
+    b: usize,
+    x: *const f32,
+    acc: &mut [Pair; 1],
+) {
+    let (layout, fields) = const { (layout(KIND), fields(KIND)) };
+    let mut bytes = [std::mem::MaybeUninit::<[__m256i; 16]>::uninit(); B];
+    // SAFETY: the caller guarantees `B` blocks of weights and activations.
+    unsafe {
+        let mut blocks = [Place::of::<KIND>(panel, b); B];
+        let mut codes = [blocks[0].codes; B];
+        for i in 0..B {
+            blocks[i] = Place::of::<KIND>(panel, b + i);
+            codes[i] = blocks[i].codes;
+            if KIND != Q8 && fields == 4 {
+                let to: *mut __m256i = bytes[i].as_mut_ptr().cast();
+                for j in 0..8 {
+                    let v = biased::<KIND>(codes[i], j);
+                    for h in 0..2 {
+                        _mm256_store_si256(
+                            to.add(2 * j + h),
+                            _mm256_sub_epi8(v[h], _mm256_set1_epi8(layout.bias as i8)),
+                        );
+                    }
+                }
+                codes[i] = to.cast();
+            }
+        }
+        let vectors = BLOCK / fields / layout.subs;
+        let lines = const { (B * block_bytes(KIND)).div_ceil(8 * 64) } * (8 / (layout.subs * vectors));
+        let mut s = [[[zero()]; B]; 2];
+        for sub in 0..layout.subs {
+            let mut sums = [[zero()]; B];
+            for g in sub * vectors..(sub + 1) * vectors {
+                for line in g * lines..(g + 1) * lines {
+                    _mm_prefetch::<_MM_HINT_T0>(blocks[0].codes.wrapping_add(AHEAD + line * 64).cast());
+                }
+                steps!(|T| {
+                    if T < fields {
+                        for i in 0..B {
+                            let w = both!(super::vectors(codes[i].add(64 * g)), |v| in_place::<KIND>(v, T));
+                            let x = _mm256_set1_ps(*x.add((b + i) * BLOCK + fields * g + T));
+                            sums[i][0] = fma(w, x, sums[i][0]);
+                        }
+                    }
+                });
+            }
+            s[sub] = sums;
+        }
+        add_sums::<KIND, 1, B>(p, &blocks, b, p.rows.start, &s, acc);
     }
 }
 
@@ -276,7 +463,7 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize, const SIGNE
         }
         let lines = const { (B * block_bytes(KIND)).div_ceil(4 * 64) };
         let mut s = [[[zero(); R]; B]; 2];
-        for g in 0..4 {
+        groups!(layout, |g| {
             // Prefetches a few lines at a time: more than the processor can track would stall the computation.
             for line in g * lines..(g + 1) * lines {
                 _mm_prefetch::<_MM_HINT_T0>(blocks[0].codes.wrapping_add(AHEAD + line * 64).cast());
@@ -296,7 +483,25 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize, const SIGNE
                     }
                 }
             });
-        }
+        });
+        add_sums::<KIND, R, B>(p, &blocks, b, row, &s, acc);
+    }
+}
+
+/// Adds the scaled sums of `B` blocks and their minima to `acc`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_sums<const KIND: u8, const R: usize, const B: usize>(
+    p: &Product<'_>,
+    blocks: &[Place; B],
+    b: usize,
+    row: usize,
+    s: &[[[Pair; R]; B]; 2],
+    acc: &mut [Pair; R],
+) {
+    let layout = const { layout(KIND) };
+    // SAFETY: the caller guarantees `B` blocks of weights and activations.
+    unsafe {
         for i in 0..B {
             if layout.subs == 0 {
                 for r in 0..R {
