@@ -225,19 +225,18 @@ fn int8_sums_of_extreme_values_do_not_overflow() {
     }
 }
 
-/// Activations of any size, with and without one that is too small to be divided by a power of two.
+/// Activations of any size, also too small to be divided by a power of two.
 #[test]
 fn one_row_of_any_size_has_the_same_bits_on_every_isa() {
     for (kind, mode) in all_kinds() {
-        for least in [0.0, 2f32.powi(-99), 2f32.powi(-125), f32::from_bits(1), f32::INFINITY] {
+        for size in [1.0, 2f32.powi(90), 2f32.powi(-80), 2f32.powi(-110), f32::INFINITY] {
             let mut case = Case::new(kind, mode, (32, 512 + 32, 1), 13, false);
             for (i, x) in case.x.iter_mut().enumerate() {
-                *x *= 2f32.powi(i as i32 * 37 % 150 - 60);
+                *x *= size * 2f32.powi(i as i32 * 37 % 20 - 10);
             }
-            case.x[5] = least;
             let want = bits(&case.all(Isa::Scalar));
             for isa in Isa::here().into_iter().filter(|isa| isa.sums_as_scalar(kind, mode)) {
-                assert_eq!(bits(&case.all(isa)), want, "{isa:?} {kind:?} {mode:?} {least}");
+                assert_eq!(bits(&case.all(isa)), want, "{isa:?} {kind:?} {mode:?} {size}");
             }
         }
     }

@@ -217,10 +217,10 @@ macro_rules! steps {
 }
 pub(super) use steps;
 
-/// Runs a body for each group of a block: one copy each, since a group's shifts are constants there, but for numbers.
+/// Runs a body for each group of a block, unrolled where a group has shifts of its own, which are then constants.
 macro_rules! groups {
     ($layout:expr, |$g:ident| $body:block) => {
-        if $layout.subs == 0 {
+        if $layout.subs == 0 || $layout.by_halves() {
             for $g in 0..4 $body
         } else {
             groups!(@ $g $body 0 1 2 3);
