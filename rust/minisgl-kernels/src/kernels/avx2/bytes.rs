@@ -293,7 +293,7 @@ unsafe fn sums<const KIND: u8, const VNNI: bool, const R: usize>(
     at: usize,
 ) -> [Whole; R] {
     let layout = const { layout(KIND) };
-    let vectors = 8 / layout.subs;
+    let count = 8 / layout.subs;
     // SAFETY: the caller guarantees an unpacked block and `R` cells.
     unsafe {
         let start: *const i32 = (&raw const (*block).start[sub]).cast::<i32>().add(at);
@@ -304,8 +304,8 @@ unsafe fn sums<const KIND: u8, const VNNI: bool, const R: usize>(
                     s[r] = [_mm256_set1_epi32(*start.add(r)); 2];
                 }
             }
-            for j in 0..std::hint::black_box(vectors) {
-                let w = super::vectors((&raw const (*block).w[half][sub * vectors]).cast::<u8>().add(64 * j));
+            for j in 0..std::hint::black_box(count) {
+                let w = vectors((&raw const (*block).w[half][sub * count]).cast::<u8>().add(64 * j));
                 for r in 0..R {
                     let x = _mm256_set1_epi32(q.add(r * BLOCK + 4 * j).cast::<i32>().read_unaligned());
                     for h in 0..2 {

@@ -392,19 +392,19 @@ unsafe fn blocks_in_place<const KIND: u8, const B: usize>(
                 codes[i] = to.cast();
             }
         }
-        let vectors = BLOCK / fields / layout.subs;
-        let lines = const { (B * block_bytes(KIND)).div_ceil(8 * 64) } * (8 / (layout.subs * vectors));
+        let count = BLOCK / fields / layout.subs;
+        let lines = const { (B * block_bytes(KIND)).div_ceil(8 * 64) } * (8 / (layout.subs * count));
         let mut s = [[[zero()]; B]; 2];
         for sub in 0..layout.subs {
             let mut sums = [[zero()]; B];
-            for g in sub * vectors..(sub + 1) * vectors {
+            for g in sub * count..(sub + 1) * count {
                 for line in g * lines..(g + 1) * lines {
                     _mm_prefetch::<_MM_HINT_T0>(blocks[0].codes.wrapping_add(AHEAD + line * 64).cast());
                 }
                 steps!(|T| {
                     if T < fields {
                         for i in 0..B {
-                            let w = both!(super::vectors(codes[i].add(64 * g)), |v| in_place::<KIND>(v, T));
+                            let w = both!(vectors(codes[i].add(64 * g)), |v| in_place::<KIND>(v, T));
                             let x = _mm256_set1_ps(*x.add((b + i) * BLOCK + fields * g + T));
                             sums[i][0] = fma(w, x, sums[i][0]);
                         }
