@@ -196,7 +196,7 @@ def test_the_readme_names_what_is_there() -> None:
         [sys.executable, "-m", "minisgl", "serve", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout
     speculative, adapters, images = rows["speculative decoding, LoRA, images"].split(", ")
-    assert (speculative == "n-grams and small models") == ("--speculative" in flags)
+    assert (speculative == "n-grams / small models / MTP") == ("ngram:K|model:FILE[:K]|mtp" in flags)
     assert (adapters == "yes") == ("--lora" in flags)
     assert images == "[some families](docs/images.md)" and FAMILIES
     on_torch = sum(known.on_torch for known in ARCHITECTURES.values())
