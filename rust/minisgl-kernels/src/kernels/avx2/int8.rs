@@ -190,7 +190,7 @@ fn widen(s: [__m256i; 2]) -> [__m256i; 2] {
 /// Returns the bits that the values of a kind need.
 pub(super) const fn bits(kind: u8) -> u32 {
     let layout = layout(kind);
-    let mut most = (1 << (layout.bits[0] + layout.bits[1])) - 1;
+    let mut most = ((1_u64 << (layout.bits[0] + layout.bits[1])) - 1) as u32;
     if let Some(table) = layout.table {
         let mut i = 0;
         most = 0;
