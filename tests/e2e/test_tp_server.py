@@ -99,8 +99,7 @@ def test_two_ranks_serve_exact_texts_and_one_that_dies_ends_the_server() -> None
         until(lambda: all(is_told_of(server, rank) for rank in "01"), "a rank's CPU time and memory are not told")
         with httpx.stream("POST", server.url + "/v1/completions", json={"prompt": "a", "stream": True}):
             said = lost(server, rank_processes(server)[1], signal.SIGKILL)
-        # by the watchdog, or by the step that first finds the rank gone, which names its error
-        assert re.search(r"minisgl: (RankDied: )?tensor-parallel rank 1 was ended by signal 9$", said)
+        assert said.endswith("minisgl: tensor-parallel rank 1 was ended by signal 9")
 
 
 @pytest.mark.slow
@@ -118,7 +117,7 @@ def test_a_rank_that_stands_still_ends_the_server_within_the_step_timeout(busy: 
                     said = lost(server, victim, signal.SIGSTOP, 2 + WAIT_S)
         else:
             said = lost(server, victim, signal.SIGSTOP, 2 + WAIT_S)
-        told = r"minisgl: (RankDied: )?no heartbeat from tensor-parallel rank 1 for [\d.]+ s, .* 2 \(--step-timeout\)"
+        told = r"minisgl: no heartbeat from tensor-parallel rank 1 for [\d.]+ s, the limit is 2 \(--step-timeout\)"
         assert re.search(f"{told}$", said)
 
 

@@ -19,7 +19,7 @@ from minisgl.engine.launched_step import EngineDeadError
 from minisgl.engine.loading import load_engine
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.runner.build import build_control_plane
-from minisgl.runner.ranks import RankDied
+from minisgl.runner.launch import RankDied
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from tests.helpers.grammars import PickyCompiler

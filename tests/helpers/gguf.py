@@ -111,6 +111,30 @@ def _rope_factors(rope: dict[str, Any], head_dim: int) -> Floats:
     return np.array(factors, np.float32)
 
 
+def add_sizes(writer: GGUFWriter, config: Any, num_mtp: int = 0) -> int:
+    """Add the sizes of a transformers `config`, with `num_mtp` layers more, and return the size of a head."""
+    writer.add_block_count(config.num_hidden_layers + num_mtp)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    return head_dim
+
+
+def add_vocabulary(writer: GGUFWriter, kind: str = "gpt2", pre: str = "smollm") -> None:
+    writer.add_tokenizer_model(kind)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([1] * (len(TOKENS) - 2) + [3, 4])
+    writer.add_token_merges(["Ġ 4", "4 2"])
+    writer.add_eos_token_id(START)
+    writer.add_chat_template("{{ messages[0].content }}")
+
+
 def write_gguf(
     file: Path,
     model: Any,
@@ -127,15 +151,7 @@ def write_gguf(
     `quantise`. `tensors_a_part`: split into files and return the first. `decoded`: store `quantise`'s values as F32."""
     config = model.config
     writer = GGUFWriter(file, arch, split_max_tensors=tensors_a_part)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head_dim = add_sizes(writer, config)
     rope = config.rope_parameters
     if "full_attention" in rope:
         writer.add_float32(f"{arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
@@ -152,13 +168,7 @@ def write_gguf(
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    writer.add_tokenizer_model(kind)
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([1] * (len(TOKENS) - 2) + [3, 4])
-    writer.add_token_merges(["Ġ 4", "4 2"])
-    writer.add_eos_token_id(START)
-    writer.add_chat_template("{{ messages[0].content }}")
+    add_vocabulary(writer, kind, pre)
     for seed, (name, array) in enumerate(tensors_of(model, arch).items()):
         stored = quantise if array.ndim > 1 and "ffn_gate_inp" not in name else GGMLQuantizationType.F32
         data = quantized(array, stored, seed)

@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.helpers.gguf import TOKENS, finish
+from tests.helpers.gguf import TOKENS, add_sizes, add_vocabulary, finish, name_map
 from tests.helpers.models import randomised, save, tiny_model
 
 MTP_VARIANTS = ("glm4-moe", "deepseek3-yarn")
@@ -65,7 +65,8 @@ def mtp_logits(model: Any, mtp: Any, ids: Sequence[int]) -> torch.Tensor:
         hidden = model(tokens, output_hidden_states=True).hidden_states[-1]
         positions = torch.arange(1, len(ids))[None]
         last = mtp.forward_layer(0, hidden[:, :-1], positions, None, input_ids=tokens[:, 1:])
-        return model.lm_head(last)[0]  # type: ignore[no-any-return]
+        logits: torch.Tensor = model.lm_head(last)[0]
+    return logits
 
 
 def mtp_folder(variant: str, folder: Path, **changes: Any) -> tuple[Any, Any, Path]:
@@ -81,18 +82,11 @@ def write_mtp_gguf(model: Any, stored: dict[str, torch.Tensor], file: Path) -> P
     """Write the tensors of a Glm4Moe checkpoint with an MTP layer as llama.cpp's converter does, by gguf-py's names."""
     config, layers = model.config, model.config.num_hidden_layers + 1
     writer = gguf.GGUFWriter(file, "glm4moe")
-    writer.add_block_count(layers)
+    head_dim = add_sizes(writer, config, 1)
     writer.add_nextn_predict_layers(1)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim // 2)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim // 2)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_expert_count(config.n_routed_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
     writer.add_expert_group_count(config.n_group)
@@ -103,13 +97,8 @@ def write_mtp_gguf(model: Any, stored: dict[str, torch.Tensor], file: Path) -> P
     writer.add_expert_weights_norm(config.norm_topk_prob)
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     writer.add_leading_dense_block_count(config.first_k_dense_replace)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([1] * len(TOKENS))
-    writer.add_token_merges(["Ġ 4", "4 2"])
-    writer.add_eos_token_id(len(TOKENS) - 1)
-    names, experts = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GLM4_MOE, layers), dict[str, list[Any]]()
+    add_vocabulary(writer)
+    names, experts = name_map(gguf.MODEL_ARCH.GLM4_MOE, layers), dict[str, list[Any]]()
     for name, value in stored.items():
         if ".experts." in name:
             layer, part = name.split(".")[2], name.split(".")[6].removesuffix("_proj")

@@ -31,10 +31,7 @@ NUM_VERDICTS = 16  # recent drafts, of which at least `NUM_RIGHT` must have a ri
 NUM_RIGHT = 2  # for a draft model
 NUM_PENDING = 64  # drafts stored for comparison, at most: sequences end
 NUM_NEW = 4  # verdicts that are renewed after a rest
-REST = (
-    64,
-    1024,
-)  # skipped calls of the first and of the longest rest; each rest doubles
+REST = (64, 1024)  # skipped calls of the first and of the longest rest; each rest doubles
 GREEDY = SamplingParams(temperature=0, seed=0)
 
 _log = logging.getLogger("minisgl.runner")

@@ -41,6 +41,10 @@ class LastWords(msgspec.Struct, frozen=True):
     is_setting: bool = False
 
 
+class RankDied(RuntimeError):
+    """Error after a rank above 0 ended unexpectedly or hung: the engine is unusable."""
+
+
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     address: str  # ipc://PATH on which this process listens

@@ -46,7 +46,7 @@ from minisgl.runner.build import (
 )
 from minisgl.runner.front_ends import FrontEnds, ParentGone
 from minisgl.runner.intake import Beside, LoopSettings
-from minisgl.runner.launch import LastWords, ProcessConfig, end_with, last_words_file
+from minisgl.runner.launch import LastWords, ProcessConfig, RankDied, end_with, last_words_file
 from minisgl.runner.loop import StepLoop, Timing
 from minisgl.scheduler.api import Stats, backend_of, part_failures
 from minisgl.scheduler.backend import ChosenScheduler
@@ -314,11 +314,11 @@ def main() -> int:
     except BaseException as error:  # the process ends anyway: report the reason
         if isinstance(error, MemoryError):
             error = ConfigError(f"out of memory: {error}: lower --num-pages, --memory-ratio or --max-seq-len")
-        expected = isinstance(error, ConfigError)
+        expected = isinstance(error, ConfigError | RankDied)
         if not expected:
             traceback.print_exc()
         reason = str(error) if expected else f"{type(error).__name__}: {error}"
-        _last_words(config, link, reason, is_setting=expected)
+        _last_words(config, link, reason, is_setting=isinstance(error, ConfigError))
         return 1
     finally:
         link.close()

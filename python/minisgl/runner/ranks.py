@@ -29,6 +29,7 @@ from minisgl.engine.adapters import Adapts
 from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotAssignment, StepHandle, StepResult
 from minisgl.message import EngineFailed, Heartbeat, RankUsage
 from minisgl.message.heartbeat import Watchdog, poll_interval_s
+from minisgl.runner.launch import RankDied
 from minisgl.runner.rank_messages import (
     FromRank,
     NewBuffers,
@@ -46,10 +47,6 @@ STOP_TIMEOUT_S = 5.0
 REASON_TIMEOUT_S = 2.0  # a broken collective shows before the end of the rank that caused it
 CHECK_INTERVAL_MS = 100
 LINGER_MS = 1000
-
-
-class RankDied(RuntimeError):
-    """Error after a rank above 0 ended unexpectedly or hung: the engine is unusable."""
 
 
 class Ranks:

@@ -215,8 +215,8 @@ impl Engine {
         done
     }
 
-    /// Returns the logits at each of `tokens`, [tokens, vocabulary], as one prompt with `images`; with `mtp` those of the
-    /// MTP layer, for which the token after the last is that token again. Overwrites the first KV pages.
+    /// Returns the logits at each of `tokens`, [tokens, vocabulary], as one prompt with `images`; with `mtp` those of
+    /// the MTP layer, for which the token after the last is that token again. Overwrites the first KV pages.
     pub fn prompt_logits(&mut self, tokens: &[i32], images: Vec<PromptImage>, mtp: bool) -> Result<Vec<f32>> {
         let count = tokens.len();
         if mtp && self.drafts.is_none() {
@@ -619,15 +619,14 @@ impl Engine {
         }
         let (runs, drafts) = (self.drafts.as_mut()).map_or((false, false), |drafts| drafts.begin(step));
         if runs {
-            self.run_mtp(step, ids, &sampled.tokens, drafts)?;
+            self.run_mtp(step, &arrays, ids, &sampled.tokens, drafts)?;
         }
         Ok(sampled)
     }
 
     /// Runs the MTP layer over the tokens of `step`, after its tokens are `sampled`. `drafts`: computes draft tokens.
-    fn run_mtp(&mut self, step: &Step, ids: &[u32], sampled: &[i32], drafts: bool) -> Result<()> {
+    fn run_mtp(&mut self, step: &Step, arrays: &Arrays, ids: &[u32], sampled: &[i32], drafts: bool) -> Result<()> {
         let Some(store) = &mut self.drafts else { return Ok(()) };
-        let arrays = Arrays::new(step);
         let next = store.next_ids(step, ids, &arrays.starts, sampled);
         let tokens = Tokens {
             runs: &[],

@@ -73,8 +73,8 @@ impl Drafts {
         self.drafts.extend(drafts);
     }
 
-    /// Returns the id of the token that follows each token of a step: the next one of its row, the `sampled` one, or the
-    /// next one of the prompt. Where none of them is known, it is the token itself.
+    /// Returns the id of the token that follows each token of a step: the next one of its row, the `sampled` one, or
+    /// the next one of the prompt. Where none of them is known, it is the token itself.
     pub fn next_ids(&self, step: &Step, ids: &[u32], starts: &[u32], sampled: &[i32]) -> Vec<u32> {
         let mut next = Vec::with_capacity(ids.len());
         for (row, slot) in step.req_slots.iter().enumerate() {

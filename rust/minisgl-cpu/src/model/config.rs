@@ -420,7 +420,7 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the largest intermediate size of the dense MLPs, shared experts, low-rank parts and the MTP layer's input.
+    /// Returns the largest intermediate size of dense MLPs, shared experts, low-rank parts and the MTP layer's input.
     pub fn max_inner(&self) -> usize {
         let shared = self.moe.as_ref().map_or(0, |moe| moe.shared_size);
         let per_layer = self.per_layer.map_or(0, |per_layer| per_layer.size);

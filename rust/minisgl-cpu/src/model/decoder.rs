@@ -174,8 +174,8 @@ impl Decoder {
         }
     }
 
-    /// Computes the logits of `tokens` (indices in the last forward pass, or the MTP layer's) into the rows of `out`. Each thread first
-    /// calls `beside` (such as filling grammar masks); the small work items of the matmul balance its load.
+    /// Computes the logits of `tokens` (indices in the last pass, of the model or its MTP layer) into the rows of `out`.
+    /// Each thread first calls `beside` (such as filling grammar masks); the small work items of the matmul balance its load.
     pub fn logits(
         &self,
         pool: &mut Pool,

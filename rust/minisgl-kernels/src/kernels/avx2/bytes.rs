@@ -63,7 +63,7 @@ struct Unpacked {
     scales: [[[f32; PANEL]; 2]; 2],
     /// First value of integer sums: two in 16 bits, or (AVX-VNNI) one in 32.
     start: [[i32; ROWS]; 2],
-    /// What is added to integer sums.
+    /// Numbers that are added to integer sums.
     rest: [[i32; ROWS]; 2],
     /// Factors of minima.
     ds: [[f32; ROWS]; 2],
