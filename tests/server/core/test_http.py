@@ -3,6 +3,7 @@ hang, and the server goes on."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -61,12 +62,9 @@ def test_broken_framing_is_a_400(raw: socket.socket, sent: bytes) -> None:
 def test_endless_headers_are_431(raw: socket.socket, start: bytes) -> None:
     raw.sendall(start)
     piece = b"a: b\r\n" if start.endswith(b"\r\n") else b"aaaaaa"
-    try:
+    with contextlib.suppress(OSError):  # any of these calls may find it refused; a reset may lose the response
         for _ in range(2 * MAX_HEAD_BYTES // 600):
             raw.sendall(piece * 100)
-    except (ConnectionResetError, BrokenPipeError):
-        pass  # refused already; what it answered may be lost with the reset
-    else:
         raw.shutdown(socket.SHUT_WR)
     answer = read_all(raw, or_reset=True)
     assert answer == b"" or b" 431 " in answer.split(b"\r\n")[0]

@@ -149,7 +149,9 @@ def test_other_routes_are_answered_too(server: Frontend, path: str) -> None:
 
 def test_pipelined_requests_and_then_the_end(server: Frontend) -> None:
     sent = b"".join(request(f"say:{i}") for i in range(4))
-    with server.connect(sent) as connection:
+    with server.connect() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)  # see exchange
+        connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
         answers = [one for one in read_all(connection).split(b"HTTP/1.1 ")[1:] if one.startswith(b"200 ")]
     assert [json.loads(split(one)[1])["choices"][0]["text"] for one in answers] == list("0123")
