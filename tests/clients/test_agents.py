@@ -18,10 +18,11 @@ import pytest
 from minisgl.message import AddRequest
 from minisgl.server.core.generation import num_image_tokens
 from tests.helpers.clients import CLIENTS, PYCACHE, environment, python_command
+from tests.helpers.seconds import patiently
 from tests.helpers.server import CONFIG, Frontend, prompt_text
 from tests.helpers.sight import png, seeing_frontend
 
-AGENT_S = 120  # a failure, not a measurement
+AGENT_S = patiently(120)  # a failure, not a measurement
 READ = "cat notes.txt"
 CHANGE = "sed s/three/four/ notes.txt > new.txt && mv new.txt notes.txt && echo changed it"
 RUN = "wc -w notes.txt"

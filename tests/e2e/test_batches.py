@@ -173,7 +173,7 @@ def test_invalid_batches_are_refused(ann: openai.OpenAI) -> None:
 
 def test_a_cancelled_batch_has_each_line_once(ann: openai.OpenAI, brake: Brake) -> None:
     given = batches.prompts(600)
-    brake.hold(50)
+    brake.hold(200)
     batch_id = batches.begin(ann, batches.requests(given))
     until(lambda: counts(ann, batch_id)[0] > 0, "it does not begin")
     assert ann.batches.cancel(batch_id).status == "cancelling"

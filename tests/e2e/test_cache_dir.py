@@ -71,8 +71,7 @@ def test_a_restart_after_kill_9_computes_nothing_twice(tmp_path: Path, front_end
 
 def metric(server: ServerProcess, name: str, headers: dict[str, str] | None = None) -> float:
     text = httpx.get(server.url + "/metrics", headers=headers, timeout=ANSWER_S).raise_for_status().text
-    lines = [line for line in text.splitlines() if line.startswith(f"minisgl:store_{name}")]
-    return float(lines[0].split()[-1])
+    return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"minisgl:store_{name}"))
 
 
 @pytest.mark.slow
@@ -139,7 +138,7 @@ def test_evicted_pages_are_loaded_from_disk(tmp_path: Path) -> None:
         until(lambda: len(files(tmp_path)) >= 60, "pages are written")
         again = [ask(server, prompt) for prompt in prompts]
         assert [text for text, _ in again] == first and all(cached >= 15 * 16 for _, cached in again)
-        assert metric(server, "loaded_pages_total") >= 45
+        until(lambda: metric(server, "loaded_pages_total") >= 45, "it is counted")
 
 
 @pytest.fixture(params=["qwen3-tied", "lfm2"], ids=["pages", "pages and states"])
@@ -217,8 +216,8 @@ def test_a_model_with_states_goes_on_after_kill_9(tmp_path: Path, front_end: str
         until(lambda: len(files(cache)) >= 29, "pages are written")
     with serving(*flags) as server:
         assert answer(server) == (cold, 88), "of 90 tokens two are computed"
-        assert metric(server, "loaded_pages_total") == 22
-        assert metric(server, "loaded_states_total") == 1
+        until(lambda: metric(server, "loaded_pages_total") == 22, "its pages are counted")
+        until(lambda: metric(server, "loaded_states_total") == 1, "its state is counted")
     for state in cache.glob("??/*.state"):
         state.write_bytes(state.read_bytes()[:-1])
     with serving(*flags) as server:
@@ -345,7 +344,7 @@ def test_an_exported_prefix_is_loaded_by_a_server_that_never_computed_it(tmp_pat
     with serving(*MODEL) as server:
         cold, _ = ask(server)
     with serving(*MODEL, "--cache-dir", str(tmp_path / "cache"), "--warm-prefix", f"@{file}") as server:
-        assert metric(server, "loaded_pages_total") >= 15
+        until(lambda: metric(server, "loaded_pages_total") >= 15, "it is counted")
         warm, cached = ask(server)
     assert warm == cold and cached >= 15 * 16
     flags = (*MODEL, "--kv-dtype", "f32", "--cache-dir", str(tmp_path / "cache"), "--warm-prefix", f"@{file}")

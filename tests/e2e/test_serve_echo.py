@@ -99,8 +99,8 @@ def test_metrics_add_up(http: httpx.Client) -> None:
 
 
 def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
-    """A stream of ten seconds, which SIGTERM would let end, is told so."""
-    body = {"prompt": "x", "max_tokens": 500, "stream": True, "ignore_eos": True}
+    """A stream of eighty seconds, which SIGTERM would let end, is told so."""
+    body = {"prompt": "x", "max_tokens": 4000, "stream": True, "ignore_eos": True}
     with (
         ServerProcess(slow_device(tmp_path, 20)) as server,
         httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=WAIT_S) as answer,

@@ -83,7 +83,8 @@ def test_off_a_terminal_there_are_plain_lines_only(engine: str, tmp_path: Path) 
     steps = ["loading weights", "loaded ", "KV pool: 64 pages of 16 tokens", "ready: "]
     if engine == "torch":
         steps.insert(0, "importing ")
-    assert all(sum(step in line for line in lines) == 1 for step in steps), lines
+    most = {"loading weights": len(lines)}  # the step is told again every ten seconds
+    assert all(1 <= sum(step in line for line in lines) <= most.get(step, 1) for step in steps), lines
     found = [next(i for i, line in enumerate(lines) if step in line) for step in steps]
     assert found == sorted(found), lines
 
@@ -99,8 +100,7 @@ def test_on_a_terminal_there_are_bars(tmp_path: Path) -> None:
     screen = b""
     try:
         while b"ready: " not in screen:
-            part = os.read(terminal, 65536)
-            screen += part
+            screen += os.read(terminal, 65536)
     finally:
         server.terminate()
         server.wait(WAIT_S)
@@ -110,7 +110,7 @@ def test_on_a_terminal_there_are_bars(tmp_path: Path) -> None:
 
 def test_a_server_answers_while_its_model_is_loading() -> None:
     """The engine process is held still, so that it loads for as long as this looks; then it goes on."""
-    with ServerProcess(("--engine", "echo", "--api-key", "secret"), wait=False) as server:
+    with ServerProcess(("--engine", "echo", "--api-key", "secret"), wait=False, forked=False) as server:
         engine = server.engine()
         engine.suspend()
         key = {"Authorization": "Bearer secret"}

@@ -180,8 +180,9 @@ def test_stopping_tells_the_engine_and_leaves_no_thread_of_the_sockets() -> None
     assert set(threading.enumerate()) <= before
 
 
-def test_nothing_waits_for_an_engine_that_is_not_there() -> None:
+def test_nothing_waits_for_an_engine_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message for a dead engine, whose death is not known yet, does not block the event loop."""
+    monkeypatch.setattr("minisgl.frontend.engine_client.LOST_S", 2 * WAIT_S)
     with frontend() as server, server.http() as http, ThreadPoolExecutor(1) as threads:
         server.engine.stop()  # its sockets close, nobody says why
         waiting = threads.submit(http.post, "/v1/completions", json={"prompt": "a"})

@@ -215,8 +215,8 @@ def canned(body: bytes, status: str = "200 OK") -> Iterator[str]:
                     connection, _ = listener.accept()
                     with connection:
                         request = b""
-                        while not request.endswith(b"}"):  # unread bytes would make the close a reset
-                            request += connection.recv(65536)
+                        while not request.endswith(b"}") and (data := connection.recv(65536)):
+                            request += data  # unread bytes would make the close a reset
                         connection.sendall(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode() + body)
 
         threading.Thread(target=run, daemon=True).start()

@@ -87,8 +87,8 @@ class StubServer:
                 head, _, rest = rest.partition(b"\r\n\r\n")
                 fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
                 length = int(fields.get(b"content-length", b"0"))
-                while len(rest) < length:
-                    rest += connection.recv(65536)
+                while len(rest) < length and (data := connection.recv(65536)):
+                    rest += data
                 body, rest = rest[:length], rest[length:]
                 with self._lock:
                     number = len(self.requests)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from minisgl._rust import EnginePool
-from minisgl.config import EngineConfig
+from minisgl.config import DebugConfig, EngineConfig
 from minisgl.engine.echo import EchoModel
 from minisgl.message import EngineReady, EngineState, FromEngine
 from minisgl.runner.launch import ProcessConfig
@@ -39,13 +39,14 @@ def states(messages: Sequence[FromEngine], engine: int) -> list[str]:
 
 class Pool:
     """Engine pool with its processes, for use in a `with`, whose end checks that nothing is left. `num_started`: the
-    number of processes to start (default: all)."""
+    number of processes to start (default: all). `step_ms`: how much longer each step takes."""
 
-    def __init__(self, num_engines: int, num_started: int | None = None, **router: Any) -> None:
+    def __init__(self, num_engines: int, num_started: int | None = None, step_ms: int = 0, **router: Any) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="minisgl-pool-")
         folder = Path(self._folder.name)
-        self.path = folder / "pool"
-        self.address = f"ipc://{self.path}"
+        self.path, self.address = folder / "pool", f"ipc://{folder}/pool"
+        (folder / "step_ms").write_text(str(step_ms))
+        self._debug = DebugConfig(step_delay_file=str(folder / "step_ms") if step_ms else None)
         self.sockets = [folder / f"engine-{number}" for number in range(num_engines)]
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * num_engines
         self.peers: list[FrontEndPeer] = []
@@ -65,7 +66,7 @@ class Pool:
         self.end_process(engine)
         self.sockets[engine].unlink(missing_ok=True)
         config = ProcessConfig(
-            engine=EngineConfig(engine="echo", max_running_requests=64, max_seq_len=4096),
+            engine=EngineConfig(engine="echo", max_running_requests=64, max_seq_len=4096, debug=self._debug),
             address=f"ipc://{self.sockets[engine]}",
             step_timeout=STEP_TIMEOUT_S,
         )

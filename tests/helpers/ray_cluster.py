@@ -30,7 +30,7 @@ from ray.cluster_utils import Cluster
 from minisgl.ray import Args, build
 from tests.helpers.data_parallel import answer, random_ask
 from tests.helpers.e2e import until
-from tests.helpers.seconds import WAIT_S
+from tests.helpers.seconds import WAIT_S, patiently
 
 APP = "minisgl"
 ECHO = "--engine echo --page-size 16 --num-pages 1024 --no-access-log"
@@ -56,7 +56,7 @@ class RayCluster:
     def deploy(self, **args: Any) -> None:
         """Deploy like `serve run minisgl.ray:app ...`, and return when ready. A running deployment is replaced by a
         rolling update. The ingress is placed on the first node, because its streams would end with it."""
-        args["ingress_resources"] = {"first": 1}
+        args = {"ingress_resources": {"first": 1}, "retry_s": patiently(180), **args}
         serve.run(build(Args.model_validate(args)), name=APP, route_prefix="/")
 
     def delete(self) -> None:

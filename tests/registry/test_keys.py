@@ -106,7 +106,7 @@ def test_tokens_per_minute_are_of_all_models(server: ServerProcess) -> None:
     """Each server alone would let its key go on."""
     with client(server, "rated") as http:
         for name in "ab":
-            prompt = "x" * (PER_MINUTE * 6 // 10)
+            prompt = "x" * (PER_MINUTE * 95 // 100)
             assert http.post("/v1/completions", json=body(name, prompt=prompt)).status_code == 200
         until(lambda: http.post("/v1/completions", json=body("c")).status_code == 429, "its tokens are not counted")
         refused = http.post("/v1/completions", json=body("a"))
@@ -127,7 +127,8 @@ def test_as_many_requests_of_a_key_are_in_all_engines(server: ServerProcess) -> 
             third = pool.submit(http.post, "/v1/completions", json=body("c"))
             until(lambda: waiting(server, "narrow") == 1, "it does not wait")
             assert http.post("/tokenize", json=body("c")).status_code == 200  # takes no place
-            assert admin.get("/stats").json()["models"]["c"]["load"]["num_running"] == 0
+            of_c = lambda: admin.get("/stats").json()["models"].get("c", {}).get("load", {})  # noqa: E731
+            until(lambda: of_c().get("num_running") == 0, "it runs")
             assert admin.post("/v1/completions", json=body("c")).status_code == 200
             assert not third.done()
         assert third.result().status_code == 200

@@ -50,7 +50,7 @@ def test_prefixes_reach_every_engine_and_one_that_comes_back() -> None:
 
 
 def test_the_last_ones_death_is_the_end() -> None:
-    with Pool(2) as pool:
+    with Pool(2, step_ms=5) as pool:
         peer = pool.peer()
         peer.send(*(add(number, [65 + number], 3000) for number in range(4)))
         peer.until(lambda got: len(streams(got)) == 4)

@@ -33,6 +33,7 @@ from minisgl.message import (
     ToEngine,
 )
 from minisgl.message.codec import decode_said, encode, framed
+from minisgl.message.heartbeat import TIMES
 from minisgl.prompt_image import PromptImage
 from minisgl.runner.several import EVERY_POOL
 from tests.helpers.e2e import until
@@ -40,6 +41,7 @@ from tests.helpers.hub import add, streams
 from tests.helpers.peers import WAIT_S, EnginePeer, FrontEndPeer
 from tests.helpers.server import READY
 
+QUIET = msgspec.structs.replace(TIMES, silent_s=WAIT_S, silence_s=WAIT_S)  # engines here send no heartbeats
 STATS = EngineStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
 
 
@@ -56,6 +58,7 @@ class Scripted:
             "router": {"policy": "round_robin", **router},
             "step_timeout": 60.0,
             **EVERY_POOL,
+            "watch": QUIET,
         }
         self.pool = EnginePool(msgspec.json.encode(config).decode())
         self.engines: list[EnginePeer] = []
@@ -144,10 +147,7 @@ def test_a_late_front_end_gets_earlier_messages(scripted: Scripted) -> None:
         said = [one for one in late.received if isinstance(one, EngineSays)]
         of_first = [message for one in said if one.engine == 0 for message in decode_said(one.messages)]
         assert of_first == [LoadProgress("loading"), LoadProgress("weights", 2, 2), STATS]
-        assert [one for one in late.received if isinstance(one, EngineState)] == [
-            EngineState(0, "ready"),
-            EngineState(1, "ready"),
-        ]
+        assert [m for m in late.received if isinstance(m, EngineState)] == [EngineState(i, "ready") for i in (0, 1)]
         ready = [one for one in late.received if isinstance(one, EngineReady)]
         together = msgspec.structs.replace(READY, num_pages=2 * READY.num_pages, engine_details="2 engines")
         assert ready == [together]

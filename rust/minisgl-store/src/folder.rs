@@ -8,11 +8,14 @@
 //! read updates the file's time of use. Least recently used files are removed first, after states that later ones of
 //! their sequence supersede. Only the owner can read the files.
 
+use std::collections::hash_map::RandomState;
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::hash::BuildHasher;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -22,6 +25,11 @@ const MAGIC: usize = 8;
 const HEADER: usize = MAGIC + 32 + 32; // magic, key, digest
 const STATE: &str = ".state";
 const TEMPORARY: &str = "writing-";
+
+/// Counts the temporary files of this process, and a random number of it: two processes may have the same pid, in two
+/// containers. Both are parts of the names, so that no other writer of a folder uses the same one.
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
+static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 const ABANDONED: Duration = Duration::from_secs(600); // age of a temporary file whose writer has exited
 const MOST_REMOVALS: usize = 100; // removals of a folder by others while it is created
 const KEPT_PERCENT: u64 = 90; // of the limit, after a sweep
@@ -79,8 +87,7 @@ impl Totals {
 pub struct Folder {
     root: PathBuf,
     limit: u64,
-    bytes: AtomicU64,   // as far as this process knows
-    written: AtomicU64, // counts temporary files, for their names
+    bytes: AtomicU64, // as far as this process knows
 }
 
 struct Entry {
@@ -102,7 +109,6 @@ impl Folder {
             root: root.to_owned(),
             limit,
             bytes: AtomicU64::new(0),
-            written: AtomicU64::new(0),
         };
         folder.make(root)?;
         folder.files(root)?; // if another process has just removed it there are no files, and `write` creates it again
@@ -183,8 +189,8 @@ impl Folder {
     /// # Errors
     /// The file cannot be written (disk full, read-only folder, ...).
     pub fn write(&self, kind: Kind, key: &Key, page: &[u8]) -> io::Result<()> {
-        let number = self.written.fetch_add(1, Ordering::Relaxed);
-        let temporary = self.root.join(format!("{TEMPORARY}{}-{number}", std::process::id()));
+        let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+        let temporary = self.root.join(format!("{TEMPORARY}{:x}-{number}", *PROCESS));
         let (path, header) = (self.path_of(kind, key), header(kind, key, page));
         let done = self
             .write_temporary(&temporary, &header, page)

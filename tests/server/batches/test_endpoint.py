@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,25 +156,25 @@ FILE_HEAD = (
 ALICE, BOB = (ApiKey(name=name, key=name) for name in ("alice", "bob"))
 
 
+SLOW = FILE_HEAD % b"authorization: Bearer alice\r\n" + b"x" * (2 * SMALL_BYTES)
+
+
 @pytest.fixture
-def keyed(front_end: str, tmp_path: Path) -> Iterator[Frontend]:
-    limits = msgspec.structs.replace(CONFIG.limits, slow_client_timeout=0.5)
+def keyed(front_end: str, tmp_path: Path, timeout_s: float) -> Iterator[Frontend]:
+    limits = msgspec.structs.replace(CONFIG.limits, slow_client_timeout=timeout_s)
     config = msgspec.structs.replace(CONFIG, limits=limits, state_dir=str(tmp_path / "state"), api_keys=(ALICE, BOB))
     with frontend(front_end=front_end, config=config) as running:
         yield running
 
 
+@pytest.mark.parametrize("timeout_s", [WAIT_S])
 def test_uploads_that_trickle_keep_no_place_from_another_key(keyed: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen were 429 for everybody, for ever. Small files need no place; those that are slow end where others find
-    none."""
+    """Sixteen were 429 for everybody, for ever. Small files need no place."""
     monkeypatch.setattr(endpoint, "MAX_UPLOADS", 4)
     data = batches.jsonl([batches.request(i, "say:a" + "x" * 2000) for i in range(50)])
-    assert len(data) > SMALL_BYTES
     state = keyed.app.batches
-    assert state is not None
-    with contextlib.ExitStack() as stack:
-        head = FILE_HEAD % b"authorization: Bearer alice\r\n"
-        slow = [stack.enter_context(keyed.connect(head + b"x" * (2 * SMALL_BYTES))) for _ in range(2)]
+    assert len(data) > SMALL_BYTES and state is not None
+    with keyed.connect(SLOW), keyed.connect(SLOW):
         keyed.wait_until(lambda: state.num_uploads == 2)
         with keyed.http() as http:
             http.headers["authorization"] = "Bearer alice"
@@ -181,12 +182,24 @@ def test_uploads_that_trickle_keep_no_place_from_another_key(keyed: Frontend, mo
             assert upload(http, batches.jsonl([batches.request(0, "say:a")])).status_code == 200
             http.headers["authorization"] = "Bearer bob"
             assert upload(http, data).status_code == 200
-            monkeypatch.setattr(endpoint, "MAX_UPLOADS", 2)
-            while state.num_uploads == 2:  # one of them ends, and there is a place again
-                for one in slow:
-                    with contextlib.suppress(OSError):
-                        one.sendall(b"x")
-                assert upload(http, b"{}").status_code == 400  # and another turn of the loop
+
+
+@pytest.mark.parametrize("timeout_s", [0.5])
+def test_uploads_that_trickle_end_where_others_find_no_place(keyed: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "MAX_UPLOADS", 4)  # of one key: two
+    state, most, slow = keyed.app.batches, 0, list[socket.socket]()
+    assert state is not None
+    with keyed.http() as http, contextlib.ExitStack() as stack:
+        http.headers["authorization"] = "Bearer bob"
+        while most < 2 or state.num_uploads == 2:  # one of them ends, and there is a place again
+            if most < 2:  # not begun yet, or a pause has ended one
+                slow.append(stack.enter_context(keyed.connect(SLOW)))
+            for one in slow:
+                with contextlib.suppress(OSError):
+                    one.sendall(b"x")
+            assert upload(http, b"{}").status_code == 400  # and another turn of the loop
+            if (most := max(most, state.num_uploads)) == 2:
+                monkeypatch.setattr(endpoint, "MAX_UPLOADS", 2)
 
 
 def test_file_over_the_limit_is_413(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

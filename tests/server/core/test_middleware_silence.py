@@ -83,6 +83,7 @@ def test_stream_without_token_says_that_it_lives_until_its_error(
         found = parts(answer)
         for _ in range(NUM_PINGS):
             assert is_ping(path, part := next(found)), part
+        server.engine.wait_for_request(marker)  # pings may come before the engine has it
         for one in server.engine.requests(marker):
             server.engine.send(failed_step(one.req_id, "it fell"))
         rest = [part for part in found if not is_ping(path, part)]
